@@ -1,14 +1,14 @@
 //! A made-up site: jobs of every kind with the figures that real ones have, and their series. The same number gives
 //! the same job.
 
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::job::{
     Emission, GpuUse, JobKey, LOCAL, Part, QualityKind, Record, Resources, Scheduling, State, Summary, Totals,
 };
 use met_core::job_processes::JobProcess;
 use met_core::job_table as column;
 use met_core::node_health::{FailingSource, NodeHealth, Spool};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, MISSING};
 use met_query::protocol::NodeStatus;
 use met_sources::{node, rapl};
@@ -112,8 +112,8 @@ fn resources(record: &mut Record, number: u32, is_slurm: bool, dice: &mut Dice) 
     let first = 1 + dice.below(90);
     record.nodes = (first..first + nodes).map(|node| format!("n{node}")).collect();
     if number.is_multiple_of(3) || number == 1 {
-        let cards = if is_slurm { 4 } else { 1 };
-        record.gpus = (0..cards).map(|index| gpu(number, index, dice)).collect();
+        let count = if is_slurm { 4 } else { 1 };
+        record.gpus = (0..count).map(|index| gpu(number, index, dice)).collect();
     }
     if !is_slurm {
         return;
@@ -150,14 +150,14 @@ fn gpu(number: u32, index: u32, dice: &mut Dice) -> GpuUse {
         used_ns: (use_ * 3.6e12) as i64,
         paid_ns: 3_600 * SECOND_NS,
         utilization: Some(use_),
-        card_utilization: Some(use_),
+        gpu_utilization: Some(use_),
         memory_mean_bytes: Some(use_ * 120e9),
         memory_peak_bytes: Some((use_ * 130e9) as i64),
         memory_total_bytes: Some(150_754_820_096),
         energy_active_uj: (use_ * 1.8e12) as i64,
         energy_idle_uj: 252_000_000_000,
         energy_kind: Some(QualityKind::Attributed),
-        card_power_mw: Some(120_000.0 + use_ * 520_000.0),
+        gpu_power_mw: Some(120_000.0 + use_ * 520_000.0),
         temperature_max_mc: Some(41_000 + (use_ * 30_000.0) as i64),
         clock_mean_mhz: Some(1_755.0),
         processes: 1,
@@ -303,9 +303,9 @@ fn times(record: &Record, now_ns: i64, samples: i64) -> impl Iterator<Item = i64
 }
 
 /// The samples of a job, with a pause in which nobody looked.
-pub fn course(record: &Record, now_ns: i64, samples: i64) -> Course {
+pub fn series(record: &Record, now_ns: i64, samples: i64) -> Series {
     let mut dice = Dice::new(record.key.id.len() as u64 + record.key.incarnation as u64);
-    let (mut course, mut level, mut before_ms) = (Course::new(&JOB), 0.2, 0);
+    let (mut series, mut level, mut before_ms) = (Series::new(&JOB), 0.2, 0);
     let mut sums = [0_f64; 6];
     let peak = record.totals.get(column::MEMORY_NEEDED_PEAK).unwrap_or(0) as f64;
     let cpus = record.totals.get(column::CORES_PEAK).unwrap_or(1000) as f64 / 1000.0;
@@ -336,41 +336,41 @@ pub fn course(record: &Record, now_ns: i64, samples: i64) -> Course {
             (peak * (0.3 + 0.7 * (index as f64 / samples as f64).sqrt()) * (0.95 + 0.05 * level)) as i64;
         cells[column::MEMORY_CACHE] = (peak * 0.25 * level) as i64;
         if !record.gpus.is_empty() {
-            let cards = record.gpus.len() as f64;
-            cells[column::GPU_UTILIZATION] = (level * cards * 900.0) as i64;
-            cells[column::GPU_MEMORY] = (cards * 80e9 * (0.6 + 0.4 * phase)) as i64;
-            cells[column::GPU_POWER] = ((120.0 + 500.0 * level) * cards * 1e3) as i64;
+            let gpus = record.gpus.len() as f64;
+            cells[column::GPU_UTILIZATION] = (level * gpus * 900.0) as i64;
+            cells[column::GPU_MEMORY] = (gpus * 80e9 * (0.6 + 0.4 * phase)) as i64;
+            cells[column::GPU_POWER] = ((120.0 + 500.0 * level) * gpus * 1e3) as i64;
         }
-        course.push(time_ms, &cells);
+        series.push(time_ms, &cells);
     }
-    course
+    series
 }
 
-pub fn card(record: &Record, index: &str, now_ns: i64, samples: i64) -> Course {
+pub fn gpu_samples(record: &Record, index: &str, now_ns: i64, samples: i64) -> Series {
     let mut dice =
         Dice::new(record.key.incarnation as u64 + index.len() as u64 * 7 + u64::from(index.as_bytes()[0]));
-    let (mut course, mut level) = (Course::new(&card::TABLE), 0.5);
+    let (mut series, mut level) = (Series::new(&device::TABLE), 0.5);
     for (number, time_ms) in times(record, now_ns, samples).enumerate() {
         level = walk(
             &mut dice,
             level,
             if index == "3" { 0.02 } else { 0.75 + 0.2 * (number as f64 / 30.0).sin() },
         );
-        let mut cells = vec![MISSING; card::TABLE.columns.len()];
-        cells[card::UTILIZATION] = (level * 1000.0) as i64;
-        cells[card::MEMORY_USED] = (30e9 + level * 100e9) as i64;
-        cells[card::POWER] = (120_000.0 + level * 520_000.0) as i64;
-        cells[card::TEMPERATURE] = (38_000.0 + level * 32_000.0) as i64;
-        course.push(time_ms, &cells);
+        let mut cells = vec![MISSING; device::TABLE.columns.len()];
+        cells[device::UTILIZATION] = (level * 1000.0) as i64;
+        cells[device::MEMORY_USED] = (30e9 + level * 100e9) as i64;
+        cells[device::POWER] = (120_000.0 + level * 520_000.0) as i64;
+        cells[device::TEMPERATURE] = (38_000.0 + level * 32_000.0) as i64;
+        series.push(time_ms, &cells);
     }
-    course
+    series
 }
 
 /// The last two hours of a machine, by the name of its part.
-pub fn machine(now_ns: i64) -> Vec<(String, Course)> {
+pub fn machine(now_ns: i64) -> Vec<(String, Series)> {
     let now_ms = now_ns / 1_000_000;
     let (mut dice, mut level) = (Dice::new(7), 0.4);
-    let (mut whole, mut meter) = (Course::new(&node::TABLE), Course::new(&rapl::TABLE));
+    let (mut whole, mut meter) = (Series::new(&node::TABLE), Series::new(&rapl::TABLE));
     let (mut busy_ns, mut energy_uj) = (0_f64, 0_f64);
     for index in 0..720 {
         level = walk(&mut dice, level, 0.5 + 0.4 * (f64::from(index) / 90.0).sin());

@@ -9,7 +9,7 @@ use met_web::pages;
 // Files of jobs from anybody: what was read is shown as JSON and as a page with report, answers and charts, and imported.
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| met_export::fuzz(bytes, |job| {
     let (record, machine, now_ns) = (&job.record, Machine { cpus: job.cpus }, job.exported_ns);
-    let mut series = |table, part: &str| anyhow::Ok(job.course(table, part));
+    let mut series = |table, part: &str| anyhow::Ok(job.series(table, part));
     let known = Known::read(Duration::from_secs(1), record, machine, &mut series).unwrap();
     let (charts, span) = pages::charts_of(record, now_ns, series).unwrap();
     let answers = Some(known.answers(record, &job.earlier, now_ns));

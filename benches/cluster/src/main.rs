@@ -26,9 +26,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use met_server::cluster::{Keeper, Plan, access};
+use met_server::cluster::{ClusterWriter, Plan, access};
 use met_sinks::forward::link::Link;
-use met_store::cluster::{Bearer, Log};
+use met_store::cluster::{Log, TokenOwner};
 use met_store::{Backends, Retention};
 
 use node::{BEGIN_S, Made, Node, name, samples_per_batch};
@@ -128,9 +128,9 @@ fn enroll(root: &Path, nodes: u64) -> Result<Vec<String>> {
     let mut log = Log::open(&state(root))?;
     std::fs::write(
         root.join("operator"),
-        access::enroll(&mut log, &Bearer::Operator("op".to_owned()), 1, false)?,
+        access::enroll(&mut log, &TokenOwner::Operator("op".to_owned()), 1, false)?,
     )?;
-    (0..nodes).map(|node| Ok(access::enroll(&mut log, &Bearer::Node(name(node)), 1, false)?)).collect()
+    (0..nodes).map(|node| Ok(access::enroll(&mut log, &TokenOwner::Node(name(node)), 1, false)?)).collect()
 }
 
 fn start_server(root: &Path) -> Result<Process> {
@@ -321,7 +321,7 @@ fn account(root: &Path, load: Load, sent: u64) -> Result<Moved> {
     };
     ensure!(waiting as u64 == sent, "{sent} batches were acknowledged, {waiting} are there");
     let begin = Instant::now();
-    let keeper = Keeper::start(Plan {
+    let cluster_writer = ClusterWriter::start(Plan {
         state: state.clone(),
         backends: Backends::default(),
         retention: Retention::default(),
@@ -334,9 +334,9 @@ fn account(root: &Path, load: Load, sent: u64) -> Result<Moved> {
     })?;
     // A server that runs on does not have to read again what waits.
     let before = own_cpu();
-    keeper.move_all();
+    cluster_writer.move_all();
     let moved_s = begin.elapsed().as_secs_f64();
-    keeper.stop();
+    cluster_writer.stop();
     let cpu_s = (own_cpu() - before).as_secs_f64();
     let mut bytes = 0;
     for entry in std::fs::read_dir(state.join("series"))? {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use met_core::job::{JobKey, Record};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, Kind, MISSING};
 use met_sinks::forward::link::{Address, Link};
 use met_wire::batch::{Header, NodeBatch, Piece, Subject};
@@ -31,7 +31,7 @@ pub struct Node {
 /// What a node measured in the time of a batch, and the batch.
 pub struct Made {
     pub node: String,
-    pub jobs: Vec<(JobKey, Course)>,
+    pub jobs: Vec<(JobKey, Series)>,
     pub packed: Vec<u8>,
 }
 
@@ -72,24 +72,24 @@ impl Node {
         self.values[at]
     }
 
-    fn course(&mut self, load: Load, job: u64) -> Course {
-        let mut course = Course::new(&JOB);
+    fn series(&mut self, load: Load, job: u64) -> Series {
+        let mut series = Series::new(&JOB);
         for sample in 0..load.every_s / SAMPLE_EVERY_S {
             let mut cells = vec![MISSING; JOB.columns.len()];
             for (metric, cell) in cells.iter_mut().enumerate().take(METRICS) {
                 *cell = self.step(job, metric);
             }
-            course.push((self.at_s + sample * SAMPLE_EVERY_S) * 1000, &cells);
+            series.push((self.at_s + sample * SAMPLE_EVERY_S) * 1000, &cells);
         }
-        course
+        series
     }
 
     pub fn make(&mut self, load: Load) -> Result<Made> {
-        let jobs: Vec<(JobKey, Course)> =
-            (0..load.jobs).map(|job| (key(job), self.course(load, job))).collect();
-        let piece = |(key, course): &(JobKey, Course)| {
+        let jobs: Vec<(JobKey, Series)> =
+            (0..load.jobs).map(|job| (key(job), self.series(load, job))).collect();
+        let piece = |(key, series): &(JobKey, Series)| {
             let mut packed = Vec::new();
-            block::encode(course, 0..course.len(), &mut packed);
+            block::encode(series, 0..series.len(), &mut packed);
             Piece { subject: Subject::Job(key.clone()), table: JOB.name.to_owned(), block: packed }
         };
         let first = self.sequence == 0;

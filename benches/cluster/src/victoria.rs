@@ -105,9 +105,9 @@ impl Body {
     /// With the names and labels that a store of series in an engine gives them.
     pub fn of(made: &Made) -> Result<Body> {
         let mut request = Request::new();
-        for (key, course) in &made.jobs {
+        for (key, series) in &made.jobs {
             let incarnation = key.incarnation.to_string();
-            for (column, cells) in JOB.columns.iter().zip(&course.columns) {
+            for (column, cells) in JOB.columns.iter().zip(&series.columns) {
                 let name = JOB.prometheus_name(column);
                 let mut labels = [
                     ("__name__", name.as_str()),
@@ -116,7 +116,7 @@ impl Body {
                     ("id", key.id.as_str()),
                     ("incarnation", incarnation.as_str()),
                 ];
-                let known = course.times_ms.iter().zip(cells).filter(|&(_, &cell)| cell != MISSING);
+                let known = series.times_ms.iter().zip(cells).filter(|&(_, &cell)| cell != MISSING);
                 request.add(&mut labels, known.map(|(&time_ms, &cell)| (time_ms, column.scaled(cell))));
             }
         }
@@ -159,9 +159,9 @@ mod tests {
             let made = node.make(load)?;
             let batch = met_wire::batch::NodeBatch::unpack(&made.packed)?;
             let mut samples = 0;
-            for (piece, (_, course)) in batch.pieces.iter().zip(&made.jobs) {
+            for (piece, (_, series)) in batch.pieces.iter().zip(&made.jobs) {
                 let packed = met_wire::block::decode(&piece.block, &JOB).expect("a whole block");
-                assert_eq!((&packed.times_ms, &packed.columns), (&course.times_ms, &course.columns));
+                assert_eq!((&packed.times_ms, &packed.columns), (&series.times_ms, &series.columns));
                 samples += packed.columns.iter().flatten().filter(|&&cell| cell != MISSING).count() as u64;
             }
             assert_eq!(

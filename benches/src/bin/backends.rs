@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use met_core::job::{JobKey, LOCAL};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, Kind};
 use met_store::{Backends, Engine, Writer};
 
@@ -36,11 +36,11 @@ fn main() -> Result<()> {
     for round in 0..ROUNDS {
         let cpu_before = cpu();
         let first_ms = begin_ms + (round * SAMPLES_PER_ROUND) as i64 * PERIOD_MS;
-        let courses: Vec<Course> = jobs.iter_mut().map(|job| job.course(first_ms)).collect();
+        let all_series: Vec<Series> = jobs.iter_mut().map(|job| job.series(first_ms)).collect();
         making += cpu() - cpu_before;
-        let both: Vec<(&JobKey, &Course)> = keys.iter().zip(&courses).collect();
+        let both: Vec<(&JobKey, &Series)> = keys.iter().zip(&all_series).collect();
         let begin = Instant::now();
-        writer.append_courses(&both)?;
+        writer.append_all(&both)?;
         wall += begin.elapsed();
         samples += JOBS * METRICS * SAMPLES_PER_ROUND;
     }
@@ -53,8 +53,8 @@ fn main() -> Result<()> {
     println!("{:.0} samples per second of CPU on the sending side", samples as f64 / cpu.as_secs_f64());
     println!("{} samples refused", writer.samples_refused());
     let begin = Instant::now();
-    let course = writer.course_between(&keys[JOBS / 2], begin_ms, now_ms)?;
-    let cells = course.columns.iter().flatten().filter(|&&cell| cell != met_core::MISSING).count();
+    let series = writer.series_of_job_between(&keys[JOBS / 2], begin_ms, now_ms)?;
+    let cells = series.columns.iter().flatten().filter(|&&cell| cell != met_core::MISSING).count();
     println!("one job read back: {cells} samples in {:.1} ms", begin.elapsed().as_secs_f64() * 1e3);
     if let Some(folder) = folder {
         let bytes = bytes_below(Path::new(&folder))?;
@@ -78,8 +78,8 @@ impl Job {
         Job { cells: vec![0; JOB.columns.len()], seed: number * 2 + 1 }
     }
 
-    fn course(&mut self, first_ms: i64) -> Course {
-        let mut course = Course::new(&JOB);
+    fn series(&mut self, first_ms: i64) -> Series {
+        let mut series = Series::new(&JOB);
         for sample in 0..SAMPLES_PER_ROUND as i64 {
             for (number, column) in JOB.columns.iter().enumerate() {
                 self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -90,9 +90,9 @@ impl Job {
                     (true, Kind::Gauge) => (self.cells[number] + (draw % 65_536 - 32_768) * 4096).max(0),
                 };
             }
-            course.push(first_ms + sample * PERIOD_MS, &self.cells);
+            series.push(first_ms + sample * PERIOD_MS, &self.cells);
         }
-        course
+        series
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use met_benches::{made_up, met_command, met_path, state_folder};
 use met_core::job::{JobKey, Record, State};
-use met_core::series::{Columns, Course};
+use met_core::series::{Columns, Series};
 use met_core::{JOB, Table};
 use met_host::clock;
 use met_insight::check::{self, Look};
@@ -61,12 +61,13 @@ fn fill(state: &Path, jobs: u32, now_ns: i64) -> Result<()> {
     for numbers in all.chunks(1_000) {
         let records: Vec<Record> = numbers.iter().map(|&number| job(number)).collect();
         writer.put_all(&records)?;
-        let courses: Vec<(JobKey, Course)> = records
+        let all_series: Vec<(JobKey, Series)> = records
             .iter()
-            .map(|record| (record.key.clone(), made_up::course(record, now_ns, SAMPLES)))
+            .map(|record| (record.key.clone(), made_up::series(record, now_ns, SAMPLES)))
             .collect();
-        let courses: Vec<(&JobKey, &Course)> = courses.iter().map(|(key, course)| (key, course)).collect();
-        writer.append_together(&courses)?;
+        let all_series: Vec<(&JobKey, &Series)> =
+            all_series.iter().map(|(key, series)| (key, series)).collect();
+        writer.append_together(&all_series)?;
     }
     drop(writer);
     // As whoever writes next does: it finds that the store is whole, which readers would look for each time.
@@ -108,20 +109,20 @@ fn by_stages(state: &Path, now_ns: i64) -> Result<()> {
         interval: INTERVAL,
         now_ns,
     };
-    let (mut sampled, mut series) = (Duration::ZERO, 0);
+    let (mut sampled, mut count) = (Duration::ZERO, 0);
     let begin = Instant::now();
     let reader = &mut reader;
     let mut read_series = |record: &Record, table: &'static Table, part: &str, wanted: Columns| {
         let begin = Instant::now();
-        let course = course(reader, record, table, part, wanted);
+        let series = series(reader, record, table, part, wanted);
         sampled += begin.elapsed();
-        series += 1;
-        course
+        count += 1;
+        series
     };
     let (findings, _) = check::of_jobs(&look, &records, &mut [&mut read_series])?;
     let analysed = begin.elapsed() - sampled;
     println!(
-        "of it: jobs {:.2} s, {series} series {:.2} s, the rest {:.2} s ({:.1} µs a job, {} findings before the gates \
+        "of it: jobs {:.2} s, {count} series {:.2} s, the rest {:.2} s ({:.1} µs a job, {} findings before the gates \
          of a cluster)",
         read.as_secs_f64(),
         sampled.as_secs_f64(),
@@ -132,16 +133,16 @@ fn by_stages(state: &Path, now_ns: i64) -> Result<()> {
     Ok(())
 }
 
-fn course(
+fn series(
     reader: &mut Reader,
     record: &Record,
     table: &'static Table,
     part: &str,
     wanted: Columns,
-) -> Result<Course, StoreError> {
+) -> Result<Series, StoreError> {
     let [from_ms, to_ms] = [record.start_ns, record.end_ns].map(|time_ns| time_ns.unwrap_or(0) / 1_000_000);
     match table.name == JOB.name {
-        true => reader.course_of(record, wanted),
-        false => reader.device_course(part, from_ms, to_ms),
+        true => reader.series_of(record, wanted),
+        false => reader.device_series(part, from_ms, to_ms),
     }
 }

@@ -88,7 +88,7 @@ fn main() -> Result<()> {
 
 /// What the daemon's thread does, until something happened or the time is over.
 fn wait(discovery: &mut Discovery, until: Instant) -> Vec<Event> {
-    let left = until.saturating_duration_since(Instant::now()).min(discovery.patience());
+    let left = until.saturating_duration_since(Instant::now()).min(discovery.timeout());
     let mut fds = [PollFd::from_borrowed_fd(discovery.fd(), PollFlags::IN)];
     let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
     discovery.work()

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use met_benches::say;
 use met_core::job::{JobKey, LOCAL, QualityKind, Record, State};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, Kind, MISSING, Subject, Table};
 use met_host::{Host, Targets};
 use met_sources::{Options, Runner, TickInfo};
@@ -90,7 +90,7 @@ fn recorded(name: &str) -> Result<Part> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../fixtures/workloads/{name}.jsonl"));
     let mut part = Part { table: &JOB, readings: Vec::new() };
     met_export::read(&path, &mut |job| {
-        job.course(&JOB, "").each_row(|_, cells| part.readings.push(cells.to_vec()));
+        job.series(&JOB, "").each_row(|_, cells| part.readings.push(cells.to_vec()));
         Ok(())
     })?;
     ensure!(part.readings.len() as i64 > WITH_JOBS_S * RECORDED_PER_S, "{name}: too few samples");
@@ -190,20 +190,20 @@ fn play(state: &Path, machine: &Machine, jobs: &[Part], every_s: i64) -> Result<
         let times = || (flush_s..flush_s + FLUSH_S).step_by(every_s as usize);
         let time_ms = |second: i64| (BEGIN_S + second) * 1000;
         for (name, played) in &mut parts {
-            let mut course = Course::new(played.part.table);
+            let mut series = Series::new(played.part.table);
             for second in times() {
                 played.step(every_s, &mut random);
-                course.push(time_ms(second), &played.cells);
+                series.push(time_ms(second), &played.cells);
             }
-            writer.append_node(name, &course)?;
+            writer.append_node(name, &series)?;
         }
         for (record, part, cells) in &mut running {
-            let mut course = Course::new(&JOB);
+            let mut series = Series::new(&JOB);
             for second in times() {
                 work(cells, part, every_s, &mut random);
-                course.push(time_ms(second), cells);
+                series.push(time_ms(second), cells);
             }
-            writer.append_course(&record.key, &course)?;
+            writer.append_series(&record.key, &series)?;
         }
     }
     for (record, _, cells) in &mut running {

@@ -13,7 +13,7 @@ use met_benches::{met_command, met_path, say};
 
 const REST: Duration = Duration::from_secs(20);
 const SAMPLED: Duration = Duration::from_secs(60);
-/// With all default sources, and the course of the machine kept.
+/// With all default sources, and the series of the machine kept.
 const JOBS: usize = 100;
 const OF_MANY: Duration = Duration::from_secs(30);
 

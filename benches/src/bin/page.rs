@@ -14,7 +14,7 @@ use met_core::{JOB, Kind, MISSING, Selection, Unit};
 use met_host::clock;
 use met_sinks::prometheus::{self, Format};
 use met_sinks::shown_jobs::Contents;
-use met_sinks::snapshot::{About, HeldCard, Job, Person, Rows, Snapshot, allocated};
+use met_sinks::snapshot::{About, HeldGpu, Job, Person, Rows, Snapshot, allocated};
 
 const JOBS: usize = 500;
 const PAGES: usize = 40;
@@ -75,12 +75,12 @@ fn pages(snapshot: &Snapshot, contents: &Contents, gpus: bool) -> Result<f64> {
 }
 
 /// Figures with as many digits as real ones have.
-fn snapshot(gpus: bool) -> Snapshot {
+fn snapshot(with_gpus: bool) -> Snapshot {
     let job = |number: usize| {
         let seed = number as i64 * 7_919_017 + 1;
         let cell = |(index, column): (usize, &met_core::Column)| match column.kind {
             // Nine jobs in ten have no GPUs, and none has a network namespace of its own.
-            _ if column.name.starts_with("gpu") && !(gpus && number.is_multiple_of(10)) => MISSING,
+            _ if column.name.starts_with("gpu") && !(with_gpus && number.is_multiple_of(10)) => MISSING,
             _ if column.name.starts_with("network") => MISSING,
             Kind::Counter if column.unit == Unit::Count => seed % 7,
             // A third of the jobs reads nothing, or writes nothing.
@@ -113,16 +113,16 @@ fn snapshot(gpus: bool) -> Snapshot {
                 account: format!("project{}", number % 12),
             },
         };
-        let card = HeldCard {
+        let gpu = HeldGpu {
             index: (number % GPUS).to_string(),
             uuid: format!("GPU-{:032x}", (number % GPUS + 1) as u128 * 0x2545_f491_4f6c_dd1d_9e37_79b9),
-            ..HeldCard::default()
+            ..HeldGpu::default()
         };
-        let cards = if gpus && number.is_multiple_of(10) { vec![card] } else { Vec::new() };
+        let gpus = if with_gpus && number.is_multiple_of(10) { vec![gpu] } else { Vec::new() };
         let cells = JOB.columns.iter().enumerate().map(cell).collect();
-        Job { about: Arc::new(about), cells, cards, details: Vec::new(), events: Vec::new() }
+        Job { about: Arc::new(about), cells, gpus, details: Vec::new(), events: Vec::new() }
     };
-    Snapshot { tables: node_tables(gpus), jobs: (0..JOBS).map(job).collect() }
+    Snapshot { tables: node_tables(with_gpus), jobs: (0..JOBS).map(job).collect() }
 }
 
 /// One row of every table about the machine, and several of those with labels.

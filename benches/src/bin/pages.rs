@@ -17,7 +17,7 @@ use met_core::Table;
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::job::JobKey;
 use met_core::listing::Cursor;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_query::annotate::{Annotates, no_such_job};
 use met_query::jobs::{JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;
@@ -62,12 +62,12 @@ impl Query for Site {
         self.with(|store| Ok(Page { jobs: find_in(store, viewer, job)?, next: None }))
     }
 
-    fn course(&self, _: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
-        self.with(|store| Ok(store.course_between(key, after_ms.saturating_add(1), i64::MAX)?))
+    fn series(&self, _: &Viewer, key: &JobKey, after_ms: i64) -> Result<Series> {
+        self.with(|store| Ok(store.series_of_job_between(key, after_ms.saturating_add(1), i64::MAX)?))
     }
 
-    fn card_course(&self, _: &Viewer, _: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
-        self.with(|store| Ok(store.device_course(uuid, after_ms.saturating_add(1), i64::MAX)?))
+    fn gpu_series(&self, _: &Viewer, _: &JobKey, uuid: &str, after_ms: i64) -> Result<Series> {
+        self.with(|store| Ok(store.device_series(uuid, after_ms.saturating_add(1), i64::MAX)?))
     }
 
     fn nodes(&self, _: &Viewer) -> Result<Vec<NodeStatus>> {
@@ -81,17 +81,19 @@ impl Query for Site {
         }
     }
 
-    fn node_course(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Course>> {
-        self.with(|store| Ok(Some(store.node_course(table, part, after_ms.saturating_add(1), i64::MAX)?)))
+    fn node_part_series(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Series>> {
+        self.with(|store| {
+            Ok(Some(store.node_part_series(table, part, after_ms.saturating_add(1), i64::MAX)?))
+        })
     }
 
-    fn node_courses(&self, _: &str, after_ms: i64) -> Result<Option<NodeSpan>> {
+    fn node_series(&self, _: &str, after_ms: i64) -> Result<Option<NodeSpan>> {
         let mut span = NodeSpan::default();
         for part in self.with(|store| Ok(store.node_parts_between(after_ms, i64::MAX)?))? {
             let Some(table) = met_sources::table(&part.table) else { continue };
-            let course =
-                self.with(|store| Ok(store.node_course(table, &part.part, after_ms + 1, i64::MAX)?))?;
-            span.courses.push((part, course));
+            let series =
+                self.with(|store| Ok(store.node_part_series(table, &part.part, after_ms + 1, i64::MAX)?))?;
+            span.all_series.push((part, series));
         }
         Ok(Some(span))
     }
@@ -152,13 +154,13 @@ fn fill(folder: &std::path::Path, jobs: u32, samples: i64) -> Result<()> {
         // No two samples in one moment.
         let seconds = record.wall_ns(now_ns).unwrap_or(0) / 1_000_000_000;
         let samples = samples.min(seconds * 10).max(1);
-        writer.append_course(&record.key, &made_up::course(record, now_ns, samples))?;
+        writer.append_series(&record.key, &made_up::series(record, now_ns, samples))?;
         for gpu in &record.gpus {
-            writer.append_device(&gpu.uuid, &made_up::card(record, &gpu.index, now_ns, samples))?;
+            writer.append_device(&gpu.uuid, &made_up::gpu_samples(record, &gpu.index, now_ns, samples))?;
         }
     }
-    for (part, course) in made_up::machine(now_ns) {
-        writer.append_node(&part, &course)?;
+    for (part, series) in made_up::machine(now_ns) {
+        writer.append_node(&part, &series)?;
     }
     Ok(())
 }

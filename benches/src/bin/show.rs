@@ -68,9 +68,9 @@ fn fill(state: &Path, others: u32, now_ns: i64) -> Result<Record> {
     (record.start_ns, record.end_ns) = (Some(now_ns - WEEK_NS), Some(now_ns));
     record.totals.set(WALL, WEEK_NS, QualityKind::Measured, "supervisor");
     writer.put_all(std::slice::from_ref(&record))?;
-    writer.append_course(&record.key, &made_up::course(&record, now_ns, WEEK_SAMPLES))?;
+    writer.append_series(&record.key, &made_up::series(&record, now_ns, WEEK_SAMPLES))?;
     for gpu in &record.gpus {
-        writer.append_device(&gpu.uuid, &made_up::card(&record, &gpu.index, now_ns, WEEK_SAMPLES))?;
+        writer.append_device(&gpu.uuid, &made_up::gpu_samples(&record, &gpu.index, now_ns, WEEK_SAMPLES))?;
     }
     ensure!(record.gpus.len() == 4, "job {NUMBER} has {} GPUs", record.gpus.len());
     Ok(record)
@@ -82,8 +82,8 @@ fn by_stages(state: &Path, record: &Record, now_ns: i64) -> Result<()> {
     time("figures, without answers", || Ok(report::report(record, machine, now_ns)))?;
     let known = time("samples, as needed for plots", || {
         Ok(Known::read(INTERVAL, record, machine, &mut |_, part| match part {
-            "" => reader.course(&record.key),
-            uuid => reader.device_course(uuid, i64::MIN, i64::MAX),
+            "" => reader.series(&record.key),
+            uuid => reader.device_series(uuid, i64::MIN, i64::MAX),
         })?)
     })?;
     let earlier = time("answers: earlier runs", || {
@@ -94,7 +94,7 @@ fn by_stages(state: &Path, record: &Record, now_ns: i64) -> Result<()> {
         time("answers: phases, bottleneck, notes", || Ok(known.answers(record, &earlier, now_ns)))?;
     println!(
         "{} samples and {} GPUs, {} earlier jobs of its user: {}",
-        known.course.len(),
+        known.series.len(),
         known.gpus.len(),
         earlier.len(),
         answers.verdict

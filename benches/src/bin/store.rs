@@ -1,4 +1,4 @@
-//! What the store takes: a list out of 100,000 jobs, the course of a week, a job that ends, an import.
+//! What the store takes: a list out of 100,000 jobs, the series of a week, a job that ends, an import.
 //!
 //! Builds its stores in a temporary directory (`TMPDIR` says where). Best and median of several rounds.
 
@@ -11,7 +11,7 @@ use met_core::grouping::{SumBy, SumSpan};
 use met_core::job::{JobKey, LOCAL, QualityKind, Record, State};
 use met_core::job_table::ENERGY;
 use met_core::listing::{Sort, SortColumn};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, Kind, MISSING};
 use met_store::inbox::JobDir;
 use met_store::{Filter, JobOwner, PageBounds, Reader, Writer};
@@ -163,8 +163,8 @@ fn sorted_lists(state: &Path) -> Result<()> {
 }
 
 /// A week, one sample each 10 s: counters that grow unevenly, levels that drift, a third never known.
-fn week_course() -> Course {
-    let mut course = Course::new(&JOB);
+fn week_series() -> Series {
+    let mut series = Series::new(&JOB);
     let mut random = 88_172_645_463_325_252_u64;
     let mut cells = vec![MISSING; JOB.columns.len()];
     for sample in 0..WEEK_SAMPLES {
@@ -180,19 +180,19 @@ fn week_course() -> Course {
                 _ => before + i64::from(random.is_multiple_of(500)),
             };
         }
-        course.push(BEGIN_S * 1000 + sample * 10_000, &cells);
+        series.push(BEGIN_S * 1000 + sample * 10_000, &cells);
     }
-    course
+    series
 }
 
 fn week(state: &Path) -> Result<()> {
-    let course = week_course();
+    let series = week_series();
     let mut record = job(1);
     record.end_ns = record.start_ns.map(|start_ns| start_ns + 7 * 86_400_000_000_000);
     let mut writer = Writer::open(state)?;
     writer.put(&record)?;
     let begin = Instant::now();
-    writer.append_course(&record.key, &course)?;
+    writer.append_series(&record.key, &series)?;
     let append_ms = begin.elapsed().as_secs_f64() * 1e3;
     drop(writer);
     let mut bytes = 0;
@@ -201,24 +201,24 @@ fn week(state: &Path) -> Result<()> {
     }
     eprintln!("a week of samples: {append_ms:.0} ms to append, {bytes} bytes on disk");
     time("open, course of 60,480 samples of 31 columns", || {
-        let read = Reader::open(state)?.course(&record.key)?;
-        ensure!(read.len() == course.len());
+        let read = Reader::open(state)?.series(&record.key)?;
+        ensure!(read.len() == series.len());
         Ok(())
     })?;
-    let read = Reader::open(state)?.course(&record.key)?;
-    ensure!(read.times_ms == course.times_ms && read.columns == course.columns);
+    let read = Reader::open(state)?.series(&record.key)?;
+    ensure!(read.times_ms == series.times_ms && read.columns == series.columns);
     let mut writer = Writer::open(state)?;
     let key = &job(2).key;
-    let sample = |index: usize| course.columns.iter().map(|cells| cells[index]).collect::<Vec<_>>();
-    let mut part = Course::new(&JOB);
-    (0..1000).for_each(|index| part.push(course.times_ms[index], &sample(index)));
-    writer.append_course(key, &part)?;
+    let sample = |index: usize| series.columns.iter().map(|cells| cells[index]).collect::<Vec<_>>();
+    let mut part = Series::new(&JOB);
+    (0..1000).for_each(|index| part.push(series.times_ms[index], &sample(index)));
+    writer.append_series(key, &part)?;
     let mut next = 1000;
     time("append 6 samples to a block of over 1,000 (31 columns, 21 known)", || {
         part.truncate(0);
-        (next..next + 6).for_each(|index| part.push(course.times_ms[index], &sample(index)));
+        (next..next + 6).for_each(|index| part.push(series.times_ms[index], &sample(index)));
         next += 6;
-        Ok(writer.append_course(key, &part)?)
+        Ok(writer.append_series(key, &part)?)
     })
 }
 

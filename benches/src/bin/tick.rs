@@ -1,5 +1,5 @@
 //! What a tick costs: 2,000 sleeping processes without cgroups, and 500 and 1,000 jobs with a cgroup each; what
-//! the sources of cards cost where there is no card, and what 500 jobs that hold one card cost.
+//! the sources of GPUs cost where there is no GPU, and what 500 jobs that hold one GPU cost.
 //!
 //! Run it with `cargo run --release -p met-benches --bin tick`. The second part needs root and cgroups.
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use met_core::attribute::{Fold, JobMap};
-use met_core::cards::{Cards, Rows};
+use met_core::gpus::{Gpus, Rows};
 use met_core::job::CgroupPaths;
 use met_core::{Batch, JOB, Subject, gpu, gpu_holding};
 use met_host::cgroup::Hierarchies;
@@ -31,7 +31,7 @@ const SLEEP_SECONDS: u32 = 300;
 fn main() -> Result<()> {
     met_host::raise_open_file_limit()?;
     let host = Host::real()?;
-    bench_without_cards(&host)?;
+    bench_without_gpus(&host)?;
     bench_holders();
     bench_processes(&host)?;
     CGROUPS.into_iter().try_for_each(|count| bench_cgroups(&host, count))
@@ -121,7 +121,7 @@ impl Drop for Group {
 }
 
 /// A few processes, read by every source and, in turn, by those of processes and cgroups alone.
-fn bench_without_cards(host: &Host) -> Result<()> {
+fn bench_without_gpus(host: &Host) -> Result<()> {
     const FEW: usize = 16;
     const ROUNDS: u32 = 2_000;
     let script = format!("i=0; while [ $i -lt {FEW} ]; do sleep {SLEEP_SECONDS} & i=$((i+1)); done; wait");
@@ -155,24 +155,25 @@ fn bench_without_cards(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Jobs that were all given the same card, as a shell that exports CUDA_VISIBLE_DEVICES makes them.
+/// Jobs that were all given the same GPU, as a shell that exports CUDA_VISIBLE_DEVICES makes them.
 fn bench_holders() {
     const LOOKS: i64 = 20;
     for holders in [1u32, 100, 500] {
-        let (mut cards, mut map) = (Cards::default(), JobMap::default());
+        let (mut gpus, mut map) = (Gpus::default(), JobMap::default());
         for slot in 0..holders {
             map.add_job(slot, None);
-            cards.hold(slot, gpu_holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
+            gpus.hold(slot, gpu_holding::of_environ(b"CUDA_VISIBLE_DEVICES=0"));
         }
         let labels = vec![["0", "GPU-a", "Card", "nvidia", "", ""].map(str::to_owned).to_vec()];
-        let (mut card_rows, process_rows) = (Batch::new(&gpu::card::TABLE), Batch::new(&gpu::process::TABLE));
-        card_rows.push_part(Subject::Node, 0)[gpu::card::POWER] = 110_000;
+        let (mut gpu_rows, process_rows) =
+            (Batch::new(&gpu::device::TABLE), Batch::new(&gpu::process::TABLE));
+        gpu_rows.push_part(Subject::Node, 0)[gpu::device::POWER] = 110_000;
         let mut cells = vec![0; JOB.columns.len()];
         let begin_ns = clock::thread_cpu_ns();
         for look in 1..=LOOKS {
-            let rows = Rows { cards: &card_rows, processes: &process_rows, labels: &labels };
-            cards.look(&[rows], &map, look * 1_000_000_000, 0);
-            (0..holders).for_each(|slot| cards.fill(slot, &mut cells));
+            let rows = Rows { gpus: &gpu_rows, processes: &process_rows, labels: &labels };
+            gpus.look(&[rows], &map, look * 1_000_000_000, 0);
+            (0..holders).for_each(|slot| gpus.fill(slot, &mut cells));
         }
         let spent_us = (clock::thread_cpu_ns() - begin_ns) as f64 / 1000.0 / LOOKS as f64;
         println!("cards: {holders} jobs that hold one card, per tick {spent_us:.0} µs");

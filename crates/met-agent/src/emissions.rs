@@ -15,7 +15,7 @@ use met_core::MISSING;
 use met_core::energy::emission::{self, Factor, FactorSource, Factors};
 use met_core::job::Record;
 use met_core::job_table::{EMISSIONS, ENERGY};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_query::protocol::{Corrected, Correction};
 use met_store::Writer;
 use serde_json::Value;
@@ -56,9 +56,9 @@ pub fn fixed(config: &Emissions) -> Factor {
 }
 
 /// The factor over time: a provider's value while it is fresh, a manual one at any age, else the fixed one.
-pub fn course(config: &Emissions, known: &[Factor]) -> Factors {
+pub fn series(config: &Emissions, known: &[Factor]) -> Factors {
     let base = Base { fixed: fixed(config), believes_providers: asks_a_provider(config) };
-    base.course(config, known)
+    base.series(config, known)
 }
 
 fn asks_a_provider(config: &Emissions) -> bool {
@@ -88,7 +88,7 @@ impl Base {
         }
     }
 
-    fn course(&self, config: &Emissions, known: &[Factor]) -> Factors {
+    fn series(&self, config: &Emissions, known: &[Factor]) -> Factors {
         let max_age_ns = i64::try_from(config.max_age.as_nanos()).unwrap_or(i64::MAX);
         let mut factors = Factors::default();
         factors.put(self.fixed.clone());
@@ -112,9 +112,9 @@ impl Base {
 
 /// Changes the factors that are kept, or what was computed from them.
 pub fn correct(correction: &Correction, writer: &mut Writer, config: &Config) -> Result<Corrected> {
-    let factors = course(&config.emissions, &writer.factors()?);
+    let factors = series(&config.emissions, &writer.factors()?);
     match *correction {
-        Correction::Told { ref factors } => {
+        Correction::Reported { ref factors } => {
             factors.iter().try_for_each(|factor| writer.put_factor(factor))?;
             Ok(Corrected::default())
         }
@@ -175,10 +175,10 @@ fn recompute_since(writer: &mut Writer, config: &Config, since_ns: Option<i64>) 
             let base = Base::of(&record, &config.emissions);
             let factors = match last.take().filter(|(known, _)| *known == base) {
                 Some((_, factors)) => factors,
-                None => base.course(&config.emissions, &known),
+                None => base.series(&config.emissions, &known),
             };
-            let course = writer.course(&record.key)?;
-            match recompute(&mut record, &course, &factors, pue) {
+            let series = writer.series(&record.key)?;
+            match recompute(&mut record, &series, &factors, pue) {
                 Recomputed::Same => {}
                 Recomputed::OtherSource => changed.push(record),
                 Recomputed::OtherFigure => {
@@ -212,7 +212,7 @@ enum Recomputed {
 }
 
 /// Computes the emissions of a job that is over by these factors.
-fn recompute(record: &mut Record, course: &Course, factors: &Factors, pue: f64) -> Recomputed {
+fn recompute(record: &mut Record, series: &Series, factors: &Factors, pue: f64) -> Recomputed {
     let (Some(energy), Some(start_ns), Some(end_ns)) =
         (record.totals.figure(ENERGY).cloned(), record.start_ns, record.end_ns)
     else {
@@ -223,7 +223,7 @@ fn recompute(record: &mut Record, course: &Course, factors: &Factors, pue: f64) 
     }
     let mut weighted = 0.0;
     let (mut before_ns, mut before_uj) = (start_ns, 0);
-    let samples = course.times_ms.iter().zip(&course.columns[ENERGY]).filter(|&(_, &uj)| uj != MISSING);
+    let samples = series.times_ms.iter().zip(&series.columns[ENERGY]).filter(|&(_, &uj)| uj != MISSING);
     let samples = samples.map(|(&ms, &uj)| (ms.saturating_mul(1_000_000).min(end_ns), uj));
     for (at_ns, energy_uj) in samples.chain([(end_ns, energy.value)]) {
         let Some(mg_per_kwh) = factors.mean_mg_per_kwh(before_ns, at_ns) else { return Recomputed::Same };

@@ -134,7 +134,7 @@ const HOUR_NS: i64 = 3600 * 1_000_000_000;
 #[test]
 fn a_provider_that_is_away_is_believed_for_a_while() {
     let config = config(Provider::Rte);
-    let factors = course(&config, &[factor(0, 20, "rte eco2mix"), factor(30 * HOUR_NS, 25, "rte eco2mix")]);
+    let factors = series(&config, &[factor(0, 20, "rte eco2mix"), factor(30 * HOUR_NS, 25, "rte eco2mix")]);
     let source = |at_ns: i64| factors.at(at_ns).unwrap().source.to_string();
     assert_eq!(source(HOUR_NS), "rte eco2mix");
     assert!(source(7 * HOUR_NS).starts_with("average of France"), "its word is too old");
@@ -145,43 +145,43 @@ fn a_provider_that_is_away_is_believed_for_a_while() {
 #[test]
 fn another_provider_is_believed_for_all_times_but_not_against_what_was_set() {
     let constant = Emissions { grams_per_kwh: Some(300.0), ..config(Provider::Constant) };
-    let factors = course(&constant, &[factor(0, 20, "rte eco2mix"), factor(HOUR_NS, 42, BY_HAND)]);
+    let factors = series(&constant, &[factor(0, 20, "rte eco2mix"), factor(HOUR_NS, 42, BY_HAND)]);
     let grams = |at_ns: i64| factors.at(at_ns).unwrap().mg_per_kwh / 1000;
     assert_eq!((grams(-1), grams(1), grams(100 * HOUR_NS)), (300, 300, 42));
 }
 
 /// A job of two hours that used 1 kWh in the first and 3 kWh in the second.
-fn job() -> (Record, Course) {
+fn job() -> (Record, Series) {
     let mut record = met_core::sample::full(1, "train");
     (record.start_ns, record.end_ns) = (Some(0), Some(2 * HOUR_NS));
     let kwh = emission::UJ_PER_KWH as i64;
     record.totals.set(ENERGY, 4 * kwh, met_core::job::QualityKind::Attributed, "RAPL, by CPU time");
-    let mut course = Course::new(&met_core::JOB);
+    let mut series = Series::new(&met_core::JOB);
     let mut cells = vec![MISSING; met_core::JOB.columns.len()];
     for (hours, energy) in [(0, 0), (1, kwh)] {
         cells[ENERGY] = energy;
-        course.push(hours * HOUR_NS / 1_000_000, &cells);
+        series.push(hours * HOUR_NS / 1_000_000, &cells);
     }
-    (record, course)
+    (record, series)
 }
 
 #[test]
-fn corrected_factors_are_applied_to_the_course_of_the_energy() {
+fn corrected_factors_are_applied_to_the_series_of_the_energy() {
     let (mut record, samples) = job();
     let rte = config(Provider::Rte);
     let known_then = [factor(0, 20, "rte eco2mix"), factor(HOUR_NS, 60, "rte eco2mix")];
-    assert_eq!(recompute(&mut record, &samples, &course(&rte, &known_then), 1.0), Recomputed::OtherFigure);
+    assert_eq!(recompute(&mut record, &samples, &series(&rte, &known_then), 1.0), Recomputed::OtherFigure);
     assert_eq!(record.totals.get(EMISSIONS), Some((20 + 3 * 60) * 1_000_000));
     assert_eq!(record.emission.as_ref().unwrap().factor_time_ns, Some(HOUR_NS));
     assert_eq!(record.emission.as_ref().unwrap().pue(), Some(1.0));
-    assert_eq!(recompute(&mut record, &samples, &course(&rte, &known_then), 1.0), Recomputed::Same);
+    assert_eq!(recompute(&mut record, &samples, &series(&rte, &known_then), 1.0), Recomputed::Same);
     // The same factors under another name: the record gets the name, the figure stays.
     let renamed: Vec<Factor> =
         known_then.iter().map(|factor| Factor { source: FactorSource::ByHand, ..factor.clone() }).collect();
-    assert_eq!(recompute(&mut record, &samples, &course(&rte, &renamed), 1.0), Recomputed::OtherSource);
+    assert_eq!(recompute(&mut record, &samples, &series(&rte, &renamed), 1.0), Recomputed::OtherSource);
     assert_eq!(record.emission.as_ref().unwrap().factor_source, BY_HAND);
     let corrected = [factor(0, 20, "rte eco2mix"), factor(HOUR_NS, 50, "rte eco2mix")];
-    assert_eq!(recompute(&mut record, &samples, &course(&rte, &corrected), 1.5), Recomputed::OtherFigure);
+    assert_eq!(recompute(&mut record, &samples, &series(&rte, &corrected), 1.5), Recomputed::OtherFigure);
     assert_eq!(record.totals.get(EMISSIONS), Some((20 + 3 * 50) * 1_500_000));
 }
 
@@ -190,7 +190,7 @@ fn a_correction_is_kept_for_its_time_and_reaches_the_store() {
     let state = tempfile::tempdir().unwrap();
     let mut writer = Writer::open(state.path()).unwrap();
     let (record, samples) = job();
-    writer.append_course(&record.key, &samples).unwrap();
+    writer.append_series(&record.key, &samples).unwrap();
     writer.put(&record).unwrap();
     let config = Config {
         emissions: Emissions { grams_per_kwh: Some(100.0), ..config(Provider::Constant) },
@@ -217,11 +217,11 @@ fn store_of(count: u32, used: Option<&Factor>, pue: f64) -> (tempfile::TempDir, 
         let key = met_core::job::JobKey { id: number.to_string(), ..template.key.clone() };
         let mut record = Record { key, ..template };
         record.emission = used.map(|used| node_energy::emission_of(used, pue));
-        let factors = course(&config(Provider::Country), &[]);
+        let factors = series(&config(Provider::Country), &[]);
         let mut factors_then = factors.clone();
         used.into_iter().for_each(|used| factors_then.put(used.clone()));
         recompute(&mut record, &samples, &factors_then, pue);
-        writer.append_course(&record.key, &samples).unwrap();
+        writer.append_series(&record.key, &samples).unwrap();
         writer.put(&record).unwrap();
         records.push(record);
     }

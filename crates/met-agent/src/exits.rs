@@ -48,7 +48,7 @@ pub struct Departures {
 #[derive(Clone, Copy)]
 struct Member {
     slot: u32,
-    keeper: bool,
+    cluster_writer: bool,
     start_ticks: u64,
 }
 
@@ -305,7 +305,7 @@ impl Strangers {
 fn members(targets: &Targets, map: &JobMap) -> FastMap<u32, Member> {
     let member = |&TaskTarget { pid, start_ticks, role, .. }: &TaskTarget| {
         let slot = map.owner(Subject::Task { pid, start_ticks })?;
-        Some((pid, Member { slot, keeper: role == TaskRole::Keeper, start_ticks }))
+        Some((pid, Member { slot, cluster_writer: role == TaskRole::ClusterWriter, start_ticks }))
     };
     targets.tasks.iter().filter_map(member).collect()
 }
@@ -348,8 +348,8 @@ impl Living for View<'_> {
         })
     }
 
-    fn is_keeper(&self, exit: &Exit) -> bool {
-        self.ended_member(exit).is_some_and(|member| member.keeper)
+    fn is_cluster_writer(&self, exit: &Exit) -> bool {
+        self.ended_member(exit).is_some_and(|member| member.cluster_writer)
     }
 
     fn now_s(&self) -> i64 {
@@ -365,7 +365,7 @@ impl Living for View<'_> {
     }
 
     fn reaps(&mut self, pid: u32) -> bool {
-        if self.member(pid).is_some_and(|member| member.keeper) {
+        if self.member(pid).is_some_and(|member| member.cluster_writer) {
             return true;
         }
         self.reaping.ask(self.host, pid)
@@ -457,7 +457,7 @@ impl<const COUNT: usize> OwnFigures<COUNT> {
     }
 
     /// Puts those aside that are no longer listed; `told` whether their ends are heard of.
-    pub fn depart(&mut self, told: bool, is_listed: impl Fn(Subject) -> bool) {
+    pub fn depart(&mut self, reported: bool, is_listed: impl Fn(Subject) -> bool) {
         let OwnFigures { living, departed, ended } = self;
         living.retain(|&pid, seen| {
             let listed = is_listed(Subject::Task { pid, start_ticks: seen.start_ticks });
@@ -466,7 +466,7 @@ impl<const COUNT: usize> OwnFigures<COUNT> {
             }
             listed
         });
-        if !told || self.departed.len() > DEPARTED_MAX {
+        if !reported || self.departed.len() > DEPARTED_MAX {
             self.departed.drain().for_each(|(_, seen)| add_cells(&mut self.ended, &seen));
         }
     }
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_the_number_of_another_is_told_from_it() {
+    fn a_process_that_has_the_number_of_another_is_reported_from_it() {
         const SECOND_NS: i64 = 1_000_000_000;
         // Booted at 1000, up for 500 seconds of which it slept 100.
         let clocks = Clocks {
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_vanished_counts_as_last_seen_until_its_end_is_told() {
+    fn a_process_that_vanished_counts_as_last_seen_until_its_end_is_reported() {
         let mut own = OwnFigures::<1>::default();
         own.see(7, 1, 0, 10);
         own.see(7, 1, 0, 8);

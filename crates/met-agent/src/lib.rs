@@ -13,7 +13,7 @@ pub mod node_energy;
 mod node_series;
 mod passed_counters;
 mod passing;
-pub mod patience;
 pub mod sampler;
 pub mod standby;
 pub mod supervise;
+pub mod timeout;

@@ -23,7 +23,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions};
 
 use crate::launch;
-use crate::patience::Patient;
+use crate::timeout::Patient;
 
 const PATTERN_BYTES_MAX: usize = 1 << 10;
 const COMPILED_BYTES_MAX: usize = 256 << 10;

@@ -15,13 +15,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use met_core::attribute::JobMap;
-use met_core::cards::Cards;
 use met_core::energy::emission::Factor;
 use met_core::energy::idle::LearnedIdle;
 use met_core::energy::{
     Balance, COLUMNS, Closed, EnergyLedger, EnergyWindow, IdleTo, Line, MeteredBy, Policy, Scope, Weights,
     Who,
 };
+use met_core::gpus::Gpus;
 use met_core::job::{JobKey, QualityKind, Record};
 use met_core::job_table as column;
 use met_core::watched::Watched;
@@ -39,19 +39,19 @@ pub use used::{EMISSION, ENERGY};
 use weighing::{Job, by_counts, memory_weight};
 use windows::Windows;
 
-pub use charged::{CardEnergy, Charged, emission_of};
+pub use charged::{Charged, GpuEnergy, emission_of};
 pub use machine::machine;
 
 /// A meter that was not read for this many of its periods is gone.
-const PATIENCE_PERIODS: i64 = 3;
-const PATIENCE_MIN_NS: i64 = 2_500_000_000;
+const TIMEOUT_PERIODS: i64 = 3;
+const TIMEOUT_MIN_NS: i64 = 2_500_000_000;
 /// A controller may take longer to answer than the time between two questions.
-const PATIENCE_MIN_SLOW_NS: i64 = 15_000_000_000;
+const TIMEOUT_MIN_SLOW_NS: i64 = 15_000_000_000;
 /// The least time without a look that is a gap.
 const GAP_NS: i64 = 60_000_000_000;
 /// A machine without jobs that was not read for this long was not followed.
 const REST_NS: i64 = 15_000_000_000;
-/// What a machine draws beside its cards: less.
+/// What a machine draws beside its GPUs: less.
 const RATED_MW: i64 = 10_000_000;
 
 pub struct NodeEnergy {
@@ -81,13 +81,13 @@ struct Looks {
 }
 
 impl Looks {
-    fn patience_ns(&self, period_ns: i64) -> i64 {
-        period_ns.max(self.interval_ns).saturating_mul(PATIENCE_PERIODS)
+    fn timeout_ns(&self, period_ns: i64) -> i64 {
+        period_ns.max(self.interval_ns).saturating_mul(TIMEOUT_PERIODS)
     }
 
     /// Weighings further apart have nothing to do with each other: nothing was read in between.
     fn gap_ns(&self) -> i64 {
-        self.patience_ns(GAP_NS / PATIENCE_PERIODS)
+        self.timeout_ns(GAP_NS / TIMEOUT_PERIODS)
     }
 
     fn is_metered(&self, now_ns: i64) -> bool {
@@ -232,13 +232,13 @@ impl NodeEnergy {
         }
     }
 
-    /// Takes in what a tick has read: of the node, of its jobs, of its cards.
+    /// Takes in what a tick has read: of the node, of its jobs, of its GPUs.
     pub fn follow<'a>(
         &mut self,
         now_ns: i64,
         node: impl Iterator<Item = NodeSource<'a>>,
         rows: &Batch,
-        cards: &Cards,
+        gpus: &Gpus,
         map: &JobMap,
     ) {
         if self.was_at_rest(now_ns) {
@@ -246,8 +246,8 @@ impl NodeEnergy {
         }
         self.looks.followed_ns = Some(now_ns);
         self.weigh_jobs(now_ns, rows, map);
-        self.charge_cards(cards);
-        let (drawn_mw, limit_mw) = cards.power_mw();
+        self.charge_gpus(gpus);
+        let (drawn_mw, limit_mw) = gpus.power_mw();
         self.ledger.meters.rate(limit_mw.saturating_mul(2).saturating_add(RATED_MW), drawn_mw);
         let mut has_meter = false;
         let sources: Vec<NodeSource<'_>> = node.collect();
@@ -272,7 +272,7 @@ impl NodeEnergy {
         }
         let closed = self.ledger.close(now_ns);
         self.take(closed);
-        self.follow_open_cards();
+        self.follow_open_gpus();
     }
 
     /// Whether nothing was read for a while because there were no jobs.
@@ -283,12 +283,12 @@ impl NodeEnergy {
     }
 
     /// What jobs used of GPUs since the last window: it is theirs, whichever meter will measure it.
-    fn follow_open_cards(&mut self) {
-        if !self.ledger.has_cards() {
+    fn follow_open_gpus(&mut self) {
+        if !self.ledger.has_gpus() {
             return;
         }
         let own: Vec<(u32, Line)> =
-            self.jobs.keys().map(|&slot| (slot, self.ledger.open_cards(Who::Job(slot)))).collect();
+            self.jobs.keys().map(|&slot| (slot, self.ledger.open_gpus(Who::Job(slot)))).collect();
         self.jobs.values_mut().for_each(|job| job.charged.open = Line::default());
         for (slot, open) in own {
             self.with_those_around(slot, |job| job.charged.open.add(&open));
@@ -379,17 +379,17 @@ impl NodeEnergy {
         counts
     }
 
-    fn charge_cards(&mut self, cards: &Cards) {
-        let charged = cards.charged();
+    fn charge_gpus(&mut self, gpus: &Gpus) {
+        let charged = gpus.charged();
         let uj = |who: Option<u32>| charged.get(&who).copied().unwrap_or_default();
         for (&slot, _) in self.jobs.iter().filter(|(_, job)| !job.has_left) {
             let (active_uj, idle_uj) = uj(Some(slot));
-            self.ledger.charge_cards(Who::Job(slot), active_uj, idle_uj);
+            self.ledger.charge_gpus(Who::Job(slot), active_uj, idle_uj);
         }
         // GPUs that no job holds are idle; computation on one without a job is the system's.
         let (active_uj, idle_uj) = uj(None);
-        self.ledger.charge_cards(Who::System, active_uj, 0);
-        self.ledger.charge_cards(Who::Idle, 0, idle_uj);
+        self.ledger.charge_gpus(Who::System, active_uj, 0);
+        self.ledger.charge_gpus(Who::Idle, 0, idle_uj);
     }
 
     /// Whether there was a reading among them.
@@ -399,8 +399,8 @@ impl NodeEnergy {
             let measured = kind.part(rank, part, labels)?;
             (!is_split(measured.1) || split_by == Some(rank)).then_some(measured)
         };
-        let least_ns = if kind.is_slow { PATIENCE_MIN_SLOW_NS } else { PATIENCE_MIN_NS };
-        let patience_ns = self.looks.patience_ns(source.period_ns).max(least_ns);
+        let least_ns = if kind.is_slow { TIMEOUT_MIN_SLOW_NS } else { TIMEOUT_MIN_NS };
+        let timeout_ns = self.looks.timeout_ns(source.period_ns).max(least_ns);
         let energy = batch.table.reading(Kind::Counter, Unit::Joules);
         let power = batch.table.reading(Kind::Gauge, Unit::Watts);
         let mut any = false;
@@ -408,7 +408,7 @@ impl NodeEnergy {
         let has_row = |part: u32| batch.rows().any(|(row, _)| row.part == part);
         for (part, labels) in (0..).zip(source.labels).filter(|(part, _)| !has_row(*part)) {
             if let Some((name, scope)) = part_of(part, labels) {
-                self.ledger.meters.meter(&name, scope, QualityKind::Measured, patience_ns);
+                self.ledger.meters.meter(&name, scope, QualityKind::Measured, timeout_ns);
             }
         }
         for (row, cells) in batch.rows() {
@@ -422,7 +422,7 @@ impl NodeEnergy {
             let drawn = known(power).filter(|&index| cells[index] > 0 || !of_node);
             let meter = match (counter, drawn) {
                 (None, None) => continue,
-                _ => self.ledger.meters.meter(&name, scope, QualityKind::Measured, patience_ns),
+                _ => self.ledger.meters.meter(&name, scope, QualityKind::Measured, timeout_ns),
             };
             any = true;
             match (counter, drawn) {
@@ -473,9 +473,9 @@ impl NodeEnergy {
         }
         self.ledger.resting.know(Some([self.estimator.get().cpu_idle_mw, 0, 0, 0]));
         // Of the length of a few looks: a meter that begins to answer does not have to wait for an estimate.
-        let patience_ns = self.looks.interval_ns.saturating_mul(2).max(PATIENCE_MIN_NS);
+        let timeout_ns = self.looks.interval_ns.saturating_mul(2).max(TIMEOUT_MIN_NS);
         for (name, scope, counter_uj) in self.estimator.counters() {
-            let meter = self.ledger.meters.meter(name, scope, QualityKind::Estimated, patience_ns);
+            let meter = self.ledger.meters.meter(name, scope, QualityKind::Estimated, timeout_ns);
             self.ledger.meters.read_counter(meter, at_ns, counter_uj as i64);
         }
     }
@@ -489,30 +489,30 @@ impl NodeEnergy {
         }
     }
 
-    /// The job is over. `cpu_ns` is all the CPU time it had, where that is known, `cards_uj` what it was itself
-    /// charged on cards, active and idle, and `cards` all that it shows of them.
+    /// The job is over. `cpu_ns` is all the CPU time it had, where that is known, `gpus_uj` what it was itself
+    /// charged on GPUs, active and idle, and `cards` all that it shows of them.
     pub fn leave(
         &mut self,
         slot: u32,
         cpu_ns: Option<i64>,
-        cards_uj: (u64, u64),
-        cards: CardEnergy,
+        gpus_uj: (u64, u64),
+        gpus: GpuEnergy,
         now_ns: i64,
     ) {
         let Some(job) = self.jobs.get_mut(&slot).filter(|job| !job.has_left) else { return };
         job.has_left = true;
-        job.charged.cards = cards;
+        job.charged.gpus = gpus;
         let weights = job.weigh(now_ns, cpu_ns.unwrap_or(MISSING), MISSING);
         job.charged.weighed.add(self.weight, weights.cpu, false);
         self.ledger.weigh_job(slot, weights);
         if let Some(outer) = job.outer.and_then(|outer| self.jobs.get_mut(&outer)) {
             outer.settled_inside_ns += weights.cpu;
         }
-        if cards_uj != (0, 0) {
-            self.ledger.charge_cards(Who::Job(slot), cards_uj.0, cards_uj.1);
+        if gpus_uj != (0, 0) {
+            self.ledger.charge_gpus(Who::Job(slot), gpus_uj.0, gpus_uj.1);
         }
         self.ledger.leave(slot);
-        self.follow_open_cards();
+        self.follow_open_gpus();
     }
 
     /// Whether a window is or was open.
@@ -565,7 +565,7 @@ impl NodeEnergy {
         let done: Vec<u32> =
             self.jobs.iter().filter(|&(slot, job)| is_settled((slot, job))).map(|(&slot, _)| slot).collect();
         for mut job in done.into_iter().filter_map(|slot| self.jobs.remove(&slot)) {
-            // Its last window has what it used of cards.
+            // Its last window has what it used of GPUs.
             if is_measured {
                 job.charged.open = Line::default();
             }

@@ -102,7 +102,7 @@ impl Bench {
             batches: std::slice::from_ref(batch),
             labels: &self.labels[name],
         });
-        self.energy.follow(self.now_ns, sources, &self.rows, &Cards::default(), &self.map);
+        self.energy.follow(self.now_ns, sources, &self.rows, &Gpus::default(), &self.map);
         if let Some(window) = self.energy.last_window().filter(|&window| Some(window) != before.as_ref()) {
             let shares_uj = window.jobs_uj + window.system_uj + window.idle_uj + window.unassigned_uj;
             assert_eq!(shares_uj, window.whole_uj);
@@ -560,7 +560,7 @@ fn cores_lie_in_their_package_and_a_second_interface_is_not_added() {
     assert_eq!(scope("cray", 1, "cpu"), Some(Scope::Package));
     assert_eq!(scope("cray", 1, "accel0"), None, "cards have a ledger of their own");
     let rank = |source: &str, label: &str| match scope(source, 0, label) {
-        Some(Scope::Node { rank, with_cards: true }) => rank,
+        Some(Scope::Node { rank, with_gpus: true }) => rank,
         other => panic!("{other:?}"),
     };
     let ranks =
@@ -602,7 +602,7 @@ fn a_nested_job_is_a_part_of_the_one_around_it() {
     assert_eq!(bench.value(1, column::ENERGY), Some(1000 * WATT_SECOND));
     assert_eq!(bench.windows.iter().map(|window| window.jobs_uj).sum::<i64>(), 1000 * WATT_SECOND);
     // It ends with a second of CPU time that only its end reports; the outer one's next figures include it, too.
-    bench.energy.leave(2, Some(11 * SECOND), (0, 0), CardEnergy::default(), bench.now_ns);
+    bench.energy.leave(2, Some(11 * SECOND), (0, 0), GpuEnergy::default(), bench.now_ns);
     bench.package(1100 * WATT_SECOND);
     bench.node(22 * SECOND);
     bench.job(1, 22 * SECOND);
@@ -656,7 +656,7 @@ fn a_job_that_ends_is_settled_when_its_meter_is_read_again() {
         bench.job(1, second * SECOND);
         bench.tick();
     }
-    bench.energy.leave(1, Some(3 * SECOND), (0, 0), CardEnergy::default(), bench.now_ns);
+    bench.energy.leave(1, Some(3 * SECOND), (0, 0), GpuEnergy::default(), bench.now_ns);
     assert!(bench.energy.owes() && bench.energy.take_settled().is_empty());
     bench.package(300 * WATT_SECOND);
     bench.node(4 * SECOND);
@@ -916,7 +916,7 @@ proptest! {
 }
 
 #[test]
-fn energy_that_is_nearly_all_of_cards_is_as_well_known_as_theirs() {
+fn energy_that_is_nearly_all_of_gpus_is_as_well_known_as_theirs() {
     let mut bench = Bench::new(|_| {});
     bench.begin(1, None);
     for second in 0..11 {
@@ -924,11 +924,11 @@ fn energy_that_is_nearly_all_of_cards_is_as_well_known_as_theirs() {
         bench.job(1, second * 4 * SECOND);
         bench.tick();
     }
-    let mut energy = |cards_uj: i64, kind: QualityKind| {
+    let mut energy = |gpus_uj: i64, kind: QualityKind| {
         let mut totals = Totals::default();
-        totals.set(column::GPU_ENERGY, cards_uj, kind, "energy counter");
-        bench.energy.ledger.charge_cards(Who::Job(1), cards_uj as u64, 0);
-        bench.energy.follow_open_cards();
+        totals.set(column::GPU_ENERGY, gpus_uj, kind, "energy counter");
+        bench.energy.ledger.charge_gpus(Who::Job(1), gpus_uj as u64, 0);
+        bench.energy.follow_open_gpus();
         bench.energy.charged(1).unwrap().put(&mut totals);
         assert_eq!(totals.figure(column::ENERGY_CPU).unwrap().kind, QualityKind::Estimated);
         totals.figure(column::ENERGY).unwrap().clone()
@@ -944,18 +944,18 @@ fn energy_that_is_nearly_all_of_cards_is_as_well_known_as_theirs() {
 }
 
 #[test]
-fn power_now_is_a_mean_over_a_time_in_which_cards_are_known() {
-    let window = |second: i64, cards_w: i64| EnergyWindow {
+fn power_now_is_a_mean_over_a_time_in_which_gpus_are_known() {
+    let window = |second: i64, gpus_w: i64| EnergyWindow {
         begin_ns: second * SECOND,
         end_ns: (second + 1) * SECOND,
         meter: "RAPL".to_owned(),
         kind: QualityKind::Measured,
-        whole_uj: (20 + cards_w) * WATT_SECOND,
-        jobs_uj: cards_w * WATT_SECOND,
+        whole_uj: (20 + gpus_w) * WATT_SECOND,
+        jobs_uj: gpus_w * WATT_SECOND,
         system_uj: 5 * WATT_SECOND,
         idle_uj: 15 * WATT_SECOND,
         unassigned_uj: 0,
-        cards_uj: cards_w * WATT_SECOND,
+        gpus_uj: gpus_w * WATT_SECOND,
         idle_estimated: false,
     };
     let watts = |bench: &Bench| {
@@ -964,7 +964,7 @@ fn power_now_is_a_mean_over_a_time_in_which_cards_are_known() {
         (
             (now.end_ns - now.begin_ns) / SECOND,
             now.watts(now.whole_uj).round(),
-            now.watts(now.cards_uj).round(),
+            now.watts(now.gpus_uj).round(),
         )
     };
     let mut bench = Bench::new(|_| {});
@@ -978,7 +978,7 @@ fn power_now_is_a_mean_over_a_time_in_which_cards_are_known() {
     // Beyond a gap nothing is known.
     bench.energy.windows.keep(window(45, 480));
     assert_eq!(watts(&bench), (1, 500.0, 480.0));
-    // Without cards the last window says what is now.
+    // Without GPUs the last window says what is now.
     let mut bench = Bench::new(|_| {});
     (0..5).for_each(|second| bench.energy.windows.keep(window(second, 0)));
     assert_eq!(watts(&bench), (1, 20.0, 0.0));

@@ -1,9 +1,9 @@
-//! The course of the machine itself: what its sources read anyway, until somebody writes it down.
+//! The series of the machine itself: what its sources read anyway, until somebody writes it down.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::text::prefix;
 use met_core::{Batch, Subject, Table};
 
@@ -14,10 +14,10 @@ const PARTS_MAX: usize = 512;
 const LABEL_BYTES_MAX: usize = 200;
 
 /// A part of the machine by its table and label, and its samples.
-pub type NodeCourse = (&'static Table, String, Course);
+pub type NodePartSeries = (&'static Table, String, Series);
 
 #[derive(Debug, Default)]
-pub struct NodeSeries {
+pub struct UnwrittenSeries {
     parts: BTreeMap<(&'static str, u32), Kept>,
     /// The time of the last sample, which outlives the samples.
     taken_ms: BTreeMap<(&'static str, u32), i64>,
@@ -26,10 +26,10 @@ pub struct NodeSeries {
 #[derive(Debug)]
 struct Kept {
     label: String,
-    course: Course,
+    series: Series,
 }
 
-impl NodeSeries {
+impl UnwrittenSeries {
     /// Keeps what a source has just read, if that is so long after the last sample. Counters lose nothing in between.
     pub fn take(&mut self, batch: &Batch, labels: &[Vec<String>], unix_offset_ns: i64, interval: Duration) {
         // A tick that is early by a moment is not left out.
@@ -48,24 +48,24 @@ impl NodeSeries {
             }
             let kept = self.parts.entry(key).or_insert_with(|| Kept {
                 label: label_of(batch.table, row.part, labels),
-                course: Course::new(batch.table),
+                series: Series::new(batch.table),
             });
-            if kept.course.len() < SAMPLES_MAX {
-                kept.course.push(time_ms, cells);
+            if kept.series.len() < SAMPLES_MAX {
+                kept.series.push(time_ms, cells);
                 *taken_ms = time_ms;
             }
         }
     }
 
     /// The samples since the last [`NodeSeries::drain`], by label.
-    pub fn undrained(&self) -> impl Iterator<Item = (&str, &Course)> {
-        self.parts.values().map(|kept| (kept.label.as_str(), &kept.course))
+    pub fn undrained(&self) -> impl Iterator<Item = (&str, &Series)> {
+        self.parts.values().map(|kept| (kept.label.as_str(), &kept.series))
     }
 
     /// The samples since the last call.
-    pub fn drain(&mut self) -> Vec<NodeCourse> {
+    pub fn drain(&mut self) -> Vec<NodePartSeries> {
         let parts = std::mem::take(&mut self.parts).into_values();
-        parts.map(|Kept { label, course }| (course.table, label, course)).collect()
+        parts.map(|Kept { label, series }| (series.table, label, series)).collect()
     }
 }
 
@@ -84,7 +84,7 @@ mod tests {
 
     const SECOND: i64 = 1_000_000_000;
 
-    fn read(series: &mut NodeSeries, at_s: i64, parts: u32) {
+    fn read(series: &mut UnwrittenSeries, at_s: i64, parts: u32) {
         let table = met_sources::catalogue().into_iter().find(|table| table.name == "thermal").unwrap();
         let mut batch = Batch::new(table);
         for part in 0..parts {
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn one_sample_in_ten_seconds_is_kept_and_handed_out_once() {
-        let mut series = NodeSeries::default();
+        let mut series = UnwrittenSeries::default();
         (0..31).for_each(|second| read(&mut series, second, 2));
         let drained = series.drain();
         let names: Vec<_> = drained.iter().map(|(table, label, _)| (table.name, label.as_str())).collect();
@@ -115,10 +115,10 @@ mod tests {
 
     #[test]
     fn what_nobody_takes_is_bounded() {
-        let mut series = NodeSeries::default();
+        let mut series = UnwrittenSeries::default();
         (0..SAMPLES_MAX as i64 + 50).for_each(|sample| read(&mut series, sample * 10, 1));
         assert_eq!(series.drain()[0].2.len(), SAMPLES_MAX);
-        let mut series = NodeSeries::default();
+        let mut series = UnwrittenSeries::default();
         read(&mut series, 0, PARTS_MAX as u32 + 9);
         assert_eq!(series.drain().len(), PARTS_MAX);
         let long = vec![vec!["ä".repeat(LABEL_BYTES_MAX)]];

@@ -1,7 +1,7 @@
 //! Samples jobs: which processes they have, what these show, what that means for each job.
 //!
 //! Used by the daemon for every job of a node, by `met time` for its own one, and once at the end of a
-//! job for its counters. Samples give the course over time and never make a total that a counter has.
+//! job for its counters. Samples give the series over time and never make a total that a counter has.
 
 mod containers;
 mod costs;
@@ -31,12 +31,12 @@ use std::time::Duration;
 
 use met_core::belief::at_end::Ends;
 use met_core::cadence::Cadence;
-use met_core::cards::CardNow;
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::gpu_holding::Holding;
+use met_core::gpus::GpuNow;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_core::provenance::Caveat;
-use met_core::series::{Course, PackedSamples};
+use met_core::series::{PackedSamples, Series};
 use met_core::{DETAIL, JOB, Table};
 use met_host::{Host, Targets, clock};
 use met_jobs::processes;
@@ -48,11 +48,11 @@ use met_sources::{
 };
 
 use crate::exits::{Beginning, Departures};
-use crate::node_energy::{CardEnergy, Charged, NodeEnergy};
+use crate::node_energy::{Charged, GpuEnergy, NodeEnergy};
 use crate::passed_counters::PassedCounters;
 pub use costs::Cost;
 use details::JobRows;
-pub use devices::Gpus;
+pub use devices::SampledGpus;
 pub use events::EventsAsked;
 pub use machine::Machine;
 use membership::Membership;
@@ -86,15 +86,15 @@ pub struct Sampler {
     asked: EventsAsked,
     departures: Departures,
     pub machine: Machine,
-    pub gpus: Gpus,
+    pub gpus: SampledGpus,
     energy: NodeEnergy,
     jobs: Jobs,
 }
 
 impl Sampler {
     /// One that waits for slow sources before its first tick: for a single look.
-    pub fn patient(host: Host, interval: Duration, config: &Config, patience: Duration) -> Sampler {
-        Sampler::with(host, interval, config, &options(config, patience))
+    pub fn patient(host: Host, interval: Duration, config: &Config, timeout: Duration) -> Sampler {
+        Sampler::with(host, interval, config, &options(config, timeout))
     }
 
     /// One that watches the machine, too.
@@ -114,7 +114,7 @@ impl Sampler {
         let mut runner = Runner::open(&host, options);
         runner.set_interval(interval);
         Sampler {
-            gpus: Gpus::new(config, schedule.interval_ns),
+            gpus: SampledGpus::new(config, schedule.interval_ns),
             energy: NodeEnergy::new(&host, config, interval),
             host,
             schedule,
@@ -141,7 +141,7 @@ impl Sampler {
         let local = record.local.as_ref()?;
         self.membership.next_slot += 1;
         let now_ns = clock::boottime_ns();
-        let first = spec.keeper.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
+        let first = spec.cluster_writer.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
         let ns_per_tick = 1_000_000_000 / self.host.facts().ticks_per_second;
         let first_ns = first.and_then(|ticks| i64::try_from(ticks).ok()?.checked_mul(ns_per_tick));
         let made_ns = record.start_ns.map(|start_ns| start_ns - clock::unix_offset_ns());
@@ -157,7 +157,7 @@ impl Sampler {
         self.jobs.insert(slot, Box::new(job));
         self.schedule.hasten();
         self.membership.change().add(spec);
-        self.gpus.cards.join(slot, now_ns);
+        self.gpus.gpus.join(slot, now_ns);
         Some(slot)
     }
 
@@ -237,15 +237,15 @@ impl Sampler {
         let Some(job) = self.jobs.get_mut(&slot) else { return };
         job.main = Some((main, clock::boottime_ns()));
         if !holdings.is_empty() {
-            self.gpus.cards.hold(slot, holdings);
+            self.gpus.gpus.hold(slot, holdings);
         }
     }
 
     /// Takes over what was sampled before this process began: by an earlier daemon.
-    pub fn recall(&mut self, slot: u32, course: &Course) {
+    pub fn recall(&mut self, slot: u32, series: &Series) {
         let Some(job) = self.jobs.get_mut(&slot) else { return };
         job.recall(
-            course,
+            series,
             clock::boottime_ns(),
             devices::gap_ns(self.schedule.cadence.together_ns()) / 1_000_000,
         );
@@ -256,10 +256,10 @@ impl Sampler {
     /// `take_settled` returns when the meters have been read again.
     pub fn remove(&mut self, slot: u32, known: Known) -> Option<Sampled> {
         self.membership.unmark();
-        if self.gpus.cards.has_any(slot) {
+        if self.gpus.gpus.has_any(slot) {
             // What it used since the last tick is its, too.
             let tick = TickInfo::default();
-            self.runner.read_those_of(&card::TABLE, &self.membership.targets, &tick);
+            self.runner.read_those_of(&device::TABLE, &self.membership.targets, &tick);
             self.follow_gpus(clock::boottime_ns());
         }
         self.look_a_last_time(slot);
@@ -279,14 +279,14 @@ impl Sampler {
             false => job.containers.are_too_many.then_some(Caveat::SomeContainers),
         };
         self.membership.members.remove(slot);
-        let cards_uj = self.gpus.cards.own_uj(slot);
-        let mut live = job.live(self.gpus.cards.leave(slot));
+        let gpus_uj = self.gpus.gpus.own_uj(slot);
+        let mut live = job.live(self.gpus.gpus.leave(slot));
         live.uncounted_events = self.asked.reasons(&self.runner).of(&job);
         if let Some(cpu_ns) = known.cpu_ns.filter(|_| attached) {
             self.energy.compare(slot, cpu_ns);
         }
         let cpu_ns = known.cpu_ns.filter(|_| !attached);
-        self.energy.leave(slot, cpu_ns, cards_uj, CardEnergy::of(&live.totals), clock::boottime_ns());
+        self.energy.leave(slot, cpu_ns, gpus_uj, GpuEnergy::of(&live.totals), clock::boottime_ns());
         self.energy.complete(slot, &mut live);
         if self.jobs.is_empty() {
             self.let_go();
@@ -299,15 +299,15 @@ impl Sampler {
             ended: if job.profile.kept { gone.ended } else { Default::default() },
         };
         let (gap_ms, processes) = (job.running.gap_ms(), job.counts.processes.list());
-        let course = job.samples.take().unpack();
+        let series = job.samples.take().unpack();
         let more = job.take_series().into_iter().map(|(key, samples)| (key, samples.unpack())).collect();
-        Some(Sampled { live, course, more, attached, ends, uncounted, gap_ms, processes })
+        Some(Sampled { live, series, more, attached, ends, uncounted, gap_ms, processes })
     }
 
     /// Without jobs there may be no tick: what is open of the last ones would stay so until there is another.
     fn let_go(&mut self) {
         if !self.schedule.watches_node {
-            self.gpus.cards.pause();
+            self.gpus.gpus.pause();
         }
         self.membership.forget();
         for source in ["cgroup", "process"] {
@@ -319,7 +319,7 @@ impl Sampler {
     pub fn live(&self) -> Vec<(JobKey, Live)> {
         let mut reasons = self.asked.reasons(&self.runner);
         let mut live = |slot: u32, job: &Tracked| {
-            let mut live = job.live(self.gpus.cards.uses_of(slot));
+            let mut live = job.live(self.gpus.gpus.uses_of(slot));
             live.uncounted_events = reasons.of(job);
             self.energy.complete(slot, &mut live);
             (job.key.clone(), live)
@@ -365,7 +365,7 @@ impl Sampler {
             together_ns: self.schedule.cadence.together_ns(),
             ticks: self.schedule.ticks,
             jobs: self.jobs.iter().map(|(&slot, job)| (job.key.clone(), job_now(slot, job))).collect(),
-            cards: self.gpus.held(&self.jobs),
+            gpus: self.gpus.held(&self.jobs),
             tables,
         }
     }
@@ -426,42 +426,42 @@ impl Sampler {
     }
 
     /// What went wrong with GPUs that should be here.
-    pub fn card_troubles(&mut self) -> Vec<String> {
-        let of_cards = |name: &str| {
+    pub fn gpu_troubles(&mut self) -> Vec<String> {
+        let of_gpus = |name: &str| {
             let spec = SOURCES.iter().find(|spec| spec.name == name);
-            spec.is_some_and(|spec| spec.tables.iter().any(|table| std::ptr::eq(*table, &card::TABLE)))
+            spec.is_some_and(|spec| spec.tables.iter().any(|table| std::ptr::eq(*table, &device::TABLE)))
         };
-        let errors = self.runner.take_new_errors().into_iter().filter(|error| of_cards(error.source));
+        let errors = self.runner.take_new_errors().into_iter().filter(|error| of_gpus(error.source));
         let mut troubles: Vec<String> = errors.map(|error| error.message).collect();
         // A machine without GPUs of some vendor is no trouble.
-        let missing = self.runner.unavailable().iter().filter(|(spec, _)| of_cards(spec.name));
+        let missing = self.runner.unavailable().iter().filter(|(spec, _)| of_gpus(spec.name));
         let missing = missing.filter(|(_, why)| !matches!(why, Unavailable::Absent(_)));
         troubles.extend(missing.map(|(_, why)| why.to_string()));
         troubles
     }
 
     /// GPUs that are there and cannot be read.
-    pub fn unread_cards(&self) -> Vec<Unread> {
-        self.runner.unread(&card::TABLE)
+    pub fn unread_gpus(&self) -> Vec<Unread> {
+        self.runner.unread(&device::TABLE)
     }
 
     /// Waits for what slow sources are reading, without the GPUs.
-    pub fn wait_but_for_cards(&mut self, patience: Duration) {
-        self.runner.wait_but_for(&card::TABLE, patience);
+    pub fn wait_but_for_gpus(&mut self, timeout: Duration) {
+        self.runner.wait_but_for(&device::TABLE, timeout);
     }
 
-    pub fn has_cards(&self) -> bool {
-        self.runner.batches().iter().any(|batch| std::ptr::eq(batch.table, &card::TABLE))
+    pub fn has_gpus(&self) -> bool {
+        self.runner.batches().iter().any(|batch| std::ptr::eq(batch.table, &device::TABLE))
     }
 
     /// The GPUs as last seen, with the jobs by their keys.
-    pub fn cards(&self) -> Vec<(CardNow<'_>, HashMap<u32, JobKey>)> {
-        let keys = |card: &CardNow<'_>| {
-            let users = card.processes.iter().filter_map(|&(_, slot, _, _)| slot);
-            let slots = users.chain(card.holders.iter().map(|&(slot, _)| slot));
+    pub fn gpus(&self) -> Vec<(GpuNow<'_>, HashMap<u32, JobKey>)> {
+        let keys = |gpu: &GpuNow<'_>| {
+            let users = gpu.processes.iter().filter_map(|&(_, slot, _, _)| slot);
+            let slots = users.chain(gpu.holders.iter().map(|&(slot, _)| slot));
             slots.filter_map(|slot| Some((slot, self.jobs.get(&slot)?.key.clone()))).collect()
         };
-        self.gpus.cards.now().map(|card| (card.clone(), keys(&card))).collect()
+        self.gpus.gpus.now().map(|gpu| (gpu.clone(), keys(&gpu))).collect()
     }
 
     /// Reads the meters once more and settles whoever is owed: nobody will be there to do it later.
@@ -478,15 +478,15 @@ impl Sampler {
     }
 
     /// Reads the meters of a machine without jobs: what it uses now it uses doing nothing. Nothing of it is kept as
-    /// the course of the machine. Cards are in what the meter of the node shows, but a driver that has gone to
+    /// the series of the machine. GPUs are in what the meter of the node shows, but a driver that has gone to
     /// sleep is not woken for that.
-    pub fn look_at_rest(&mut self, with_cards: bool) {
+    pub fn look_at_rest(&mut self, with_gpus: bool) {
         let now_ns = clock::boottime_ns();
         for source in METERS.iter() {
             self.runner.read_again(source, &self.membership.targets, &TickInfo::default());
         }
-        if with_cards {
-            self.runner.read_those_of(&card::TABLE, &self.membership.targets, &TickInfo::default());
+        if with_gpus {
+            self.runner.read_those_of(&device::TABLE, &self.membership.targets, &TickInfo::default());
             self.follow_gpus(now_ns);
         }
         self.rows.jobs.clear();
@@ -497,9 +497,9 @@ impl Sampler {
     /// since it is to be known how many are free.
     pub fn look_at_node(&mut self) {
         if self.gpus.asks_for_count() {
-            self.runner.read_those_of(&card::TABLE, &self.membership.targets, &TickInfo::default());
+            self.runner.read_those_of(&device::TABLE, &self.membership.targets, &TickInfo::default());
             self.follow_gpus(clock::boottime_ns());
-            self.gpus.cards.pause();
+            self.gpus.gpus.pause();
         }
         let interval = self.machine.intervals.idle();
         let tick = TickInfo { gpus: self.gpu_count(), ..TickInfo::default() };
@@ -510,7 +510,7 @@ impl Sampler {
 
     /// How many GPUs jobs can be given; `None` where drivers are there and have not said.
     pub(super) fn gpu_count(&self) -> Option<i64> {
-        self.gpus.count().or_else(|| self.runner.lacks(&card::TABLE).then_some(0))
+        self.gpus.count().or_else(|| self.runner.lacks(&device::TABLE).then_some(0))
     }
 
     /// The time between two such readings; `None` where no series of the machine are stored.
@@ -527,7 +527,7 @@ impl Sampler {
 
     /// Nobody looks until the next time.
     pub fn end_look_at_rest(&mut self) {
-        self.gpus.cards.pause();
+        self.gpus.gpus.pause();
     }
 
     /// Jobs that are over and whose energy is known since the last call.
@@ -599,8 +599,8 @@ impl Sampler {
     }
 
     /// Waits for what slow sources are reading.
-    pub fn wait(&mut self, patience: Duration) {
-        self.runner.wait(patience);
+    pub fn wait(&mut self, timeout: Duration) {
+        self.runner.wait(timeout);
     }
 
     pub fn take_new_errors(&mut self) -> Vec<NewError> {
@@ -609,14 +609,14 @@ impl Sampler {
 }
 
 /// What the configuration says about sources.
-pub fn options(config: &Config, patience: Duration) -> Options {
+pub fn options(config: &Config, timeout: Duration) -> Options {
     let mut events = config.perf.events.clone();
     let for_energy = config.energy.weight.event().filter(|&event| !events.iter().any(|name| name == event));
     events.extend(for_energy.map(str::to_owned));
     Options {
         nvml_library: config.gpu.nvml.clone(),
         events,
-        patience,
+        timeout,
         interval: config.sampling.shortest(),
         ..config.sources.options()
     }

@@ -23,7 +23,7 @@ pub enum Subject {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     pub owner: Subject,
-    /// Index into the source's labels (a card, a disk, a mount); 0 where a row has none.
+    /// Index into the source's labels (a GPU, a disk, a mount); 0 where a row has none.
     pub part: u32,
 }
 

@@ -17,12 +17,12 @@ use crate::work;
 pub const COMMAND_BYTES_MAX: usize = 4 << 10;
 /// Names, accounts, reasons and the like.
 pub const NAME_BYTES_MAX: usize = 1 << 10;
-/// Texts that occur many times in a record: names of nodes, cards, events, sources.
+/// Texts that occur many times in a record: names of nodes, GPUs, events, sources.
 const WORD_BYTES_MAX: usize = 200;
 /// Names of nodes together.
 const NODES_BYTES_MAX: usize = 128 << 10;
 const PATH_BYTES_MAX: usize = 4 << 10;
-/// A list of entries, each: 64 cards with long names, or several hundred events.
+/// A list of entries, each: 64 GPUs with long names, or several hundred events.
 const LIST_BYTES_MAX: usize = 96 << 10;
 const OTHER_MAX: usize = 64;
 const LEFT_OVER_MAX: usize = 64;

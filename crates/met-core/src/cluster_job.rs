@@ -8,7 +8,7 @@ use crate::belief;
 use crate::job::{EventCount, Figure, GpuUse, JobKey, Part, QualityKind, Record, Totals};
 use crate::job_processes;
 use crate::managers::spans_nodes;
-use crate::series::{Course, SPARSE_MS, is_charged};
+use crate::series::{SPARSE_MS, Series, is_charged};
 use crate::{Across, Column, JOB, Kind, MISSING};
 use thinned::Thinned;
 
@@ -29,38 +29,38 @@ pub fn distance_ns(one: &Record, other: &Record) -> Option<u64> {
 
 /// The job that these nodes each had a part of; `None` without any. The order of the nodes does not matter.
 pub fn whole(key: JobKey, parts: &[(String, Record)]) -> Option<Record> {
-    let mut told: Vec<&(String, Record)> = parts.iter().collect();
-    told.sort_by(|one, other| one.0.cmp(&other.0));
-    let mut whole = belief::of_nodes(key, &told)?;
-    if told.len() == 1 {
+    let mut reported: Vec<&(String, Record)> = parts.iter().collect();
+    reported.sort_by(|one, other| one.0.cmp(&other.0));
+    let mut whole = belief::of_nodes(key, &reported)?;
+    if reported.len() == 1 {
         // That it was seen is said also of one that has no figures yet: a scheduler's word does not replace it.
         if spans_nodes(&whole.key.manager) && !whole.parts.iter().any(|part| part.step.is_empty()) {
-            whole.parts.splice(0..0, told.iter().map(|(node, record)| on_node(node, record)));
+            whole.parts.splice(0..0, reported.iter().map(|(node, record)| on_node(node, record)));
         }
         return Some(whole);
     }
     whole.summaries = Default::default();
-    whole.totals = totals(told.iter().map(|(_, record)| &record.totals));
+    whole.totals = totals(reported.iter().map(|(_, record)| &record.totals));
     let on_node = |node: &str, gpu: &GpuUse| GpuUse { node: Some(node.to_owned()), ..gpu.clone() };
     whole.gpus =
-        told.iter().flat_map(|(node, record)| record.gpus.iter().map(|gpu| on_node(node, gpu))).collect();
-    whole.events = events(told.iter().flat_map(|(_, record)| &record.events));
+        reported.iter().flat_map(|(node, record)| record.gpus.iter().map(|gpu| on_node(node, gpu))).collect();
+    whole.events = events(reported.iter().flat_map(|(_, record)| &record.events));
     whole.uncounted_events = Vec::new();
-    for uncounted in told.iter().flat_map(|(_, record)| &record.uncounted_events) {
+    for uncounted in reported.iter().flat_map(|(_, record)| &record.uncounted_events) {
         // Counted on some nodes only.
         let counted = whole.events.iter_mut().filter(|event| event.name == uncounted.name);
         counted.for_each(|event| event.kind = QualityKind::LowerBound);
         belief::fill_events(&mut whole, &[], std::slice::from_ref(uncounted));
     }
-    whole.processes = job_processes::of_nodes(told.iter().map(|(node, record)| (node, record)));
-    whole.parts = told.iter().flat_map(|(node, record)| self::parts(node, record)).collect();
+    whole.processes = job_processes::of_nodes(reported.iter().map(|(node, record)| (node, record)));
+    whole.parts = reported.iter().flat_map(|(node, record)| self::parts(node, record)).collect();
     Some(whole)
 }
 
-fn totals<'a>(told: impl Iterator<Item = &'a Totals> + Clone) -> Totals {
+fn totals<'a>(reported: impl Iterator<Item = &'a Totals> + Clone) -> Totals {
     let mut all = Totals::default();
     for (column, definition) in JOB.columns.iter().enumerate() {
-        let known: Vec<&Figure> = told.clone().filter_map(|totals| totals.figure(column)).collect();
+        let known: Vec<&Figure> = reported.clone().filter_map(|totals| totals.figure(column)).collect();
         let Some(first) = known.first() else { continue };
         let values = known.iter().map(|figure| figure.value);
         let value = match definition.across {
@@ -68,7 +68,7 @@ fn totals<'a>(told: impl Iterator<Item = &'a Totals> + Clone) -> Totals {
             Across::Max => values.max().unwrap_or(first.value),
             Across::Mean => values.clone().fold(0_i64, i64::saturating_add) / known.len() as i64,
         };
-        let all_know = known.len() == told.clone().count();
+        let all_know = known.len() == reported.clone().count();
         let kind = match definition.across {
             // Who does not know his part may have used any amount.
             Across::Sum if !all_know => QualityKind::LowerBound,
@@ -87,9 +87,9 @@ fn worst(figures: &[&Figure]) -> QualityKind {
     figures.iter().map(|figure| figure.kind).max().unwrap_or(QualityKind::Measured)
 }
 
-fn events<'a>(told: impl Iterator<Item = &'a EventCount>) -> Vec<EventCount> {
+fn events<'a>(reported: impl Iterator<Item = &'a EventCount>) -> Vec<EventCount> {
     let mut all: BTreeMap<&str, EventCount> = BTreeMap::new();
-    for event in told {
+    for event in reported {
         let sum = all.entry(&event.name).or_insert_with(|| EventCount { count: 0, ..event.clone() });
         sum.count = sum.count.saturating_add(event.count);
         sum.counted = sum.counted.min(event.counted);
@@ -116,33 +116,33 @@ fn parts(node: &str, record: &Record) -> Vec<Part> {
     std::iter::once(on_node(node, record)).chain(steps).collect()
 }
 
-/// The course of a job from those of its nodes: at every time that one of them has, what they had together.
+/// The series of a job from those of its nodes: at every time that one of them has, what they had together.
 ///
 /// What a counter showed last it still shows; a level holds until its node's next sample, for `gap_ms` at most. What a
 /// node had counted before its first sample is no growth of the job at that time: it counts from the beginning.
-pub fn together(courses: &[Course], gap_ms: i64) -> Course {
-    let Some(first) = courses.first() else { return Course::new(&JOB) };
-    if courses.len() == 1 {
+pub fn together(all_series: &[Series], gap_ms: i64) -> Series {
+    let Some(first) = all_series.first() else { return Series::new(&JOB) };
+    if all_series.len() == 1 {
         return first.clone();
     }
-    let mut times: Vec<i64> = courses.iter().flat_map(|course| course.times_ms.iter().copied()).collect();
+    let mut times: Vec<i64> = all_series.iter().flat_map(|series| series.times_ms.iter().copied()).collect();
     times.sort_unstable();
     times.dedup();
-    let mut all = Course::new(first.table);
-    let are_thinned = courses.iter().any(|course| course.spreads.is_some());
+    let mut all = Series::new(first.table);
+    let are_thinned = all_series.iter().any(|series| series.spreads.is_some());
     for (column, definition) in first.table.columns.iter().enumerate() {
         // Nodes charge energy at different times: the sum grows between them, too.
         let is_between = are_thinned || is_charged(first.table, column);
-        let mut held: Vec<(Held, Option<Thinned<'_>>)> = courses
+        let mut held: Vec<(Held, Option<Thinned<'_>>)> = all_series
             .iter()
-            .map(|course| {
-                (Held::new(course, column), is_between.then(|| Thinned::new(course, column, gap_ms)))
+            .map(|series| {
+                (Held::new(series, column), is_between.then(|| Thinned::new(series, column, gap_ms)))
             })
             .collect();
         let cells = times.iter().map(|&time_ms| {
             let mut known = Vec::new();
-            for (course, (held, thinned)) in courses.iter().zip(&mut held) {
-                held.advance(course, column, time_ms);
+            for (series, (held, thinned)) in all_series.iter().zip(&mut held) {
+                held.advance(series, column, time_ms);
                 let between = thinned.as_mut().and_then(|thinned| thinned.value(time_ms));
                 known.extend(between.or_else(|| held.value(time_ms, definition, gap_ms)));
             }
@@ -152,7 +152,7 @@ pub fn together(courses: &[Course], gap_ms: i64) -> Course {
     }
     all.times_ms = times;
     if are_thinned {
-        thinned::spreads(courses, &mut all, gap_ms);
+        thinned::spreads(all_series, &mut all, gap_ms);
     }
     all
 }
@@ -168,17 +168,17 @@ struct Held {
 }
 
 impl Held {
-    fn new(course: &Course, column: usize) -> Held {
-        let first = course.columns[column].iter().copied().find(|&cell| cell != MISSING);
+    fn new(series: &Series, column: usize) -> Held {
+        let first = series.columns[column].iter().copied().find(|&cell| cell != MISSING);
         Held { next: 0, first, seen_ms: 0, last: None }
     }
 
-    fn advance(&mut self, course: &Course, column: usize, time_ms: i64) {
-        while course.times_ms.get(self.next).is_some_and(|&at_ms| at_ms <= time_ms) {
-            let cell = course.columns[column][self.next];
-            self.seen_ms = course.times_ms[self.next];
+    fn advance(&mut self, series: &Series, column: usize, time_ms: i64) {
+        while series.times_ms.get(self.next).is_some_and(|&at_ms| at_ms <= time_ms) {
+            let cell = series.columns[column][self.next];
+            self.seen_ms = series.times_ms[self.next];
             if cell != MISSING {
-                self.last = Some((course.times_ms[self.next], cell));
+                self.last = Some((series.times_ms[self.next], cell));
             }
             self.next += 1;
         }

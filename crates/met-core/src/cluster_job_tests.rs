@@ -94,8 +94,8 @@ fn an_event_that_some_nodes_could_not_count_is_a_lower_bound() {
 #[test]
 fn a_job_lives_while_a_part_does_and_ends_as_its_worst_part() {
     let state = |states: &[State]| {
-        let told: Vec<_> = states.iter().map(|&state| part_on("n", 100, state, 1)).collect();
-        let whole = whole(key(), &told).unwrap();
+        let reported: Vec<_> = states.iter().map(|&state| part_on("n", 100, state, 1)).collect();
+        let whole = whole(key(), &reported).unwrap();
         (whole.state, whole.end_ns.is_some(), whole.exit_code)
     };
     assert_eq!(state(&[State::Finished, State::Running]), (State::Running, false, None));
@@ -112,8 +112,8 @@ fn a_scheduler_speaks_for_all_nodes_and_its_later_answer_counts() {
     (later.1.scheduling.asked_ns, later.1.manager_state) = (Some(9), Some("TIMEOUT".into()));
     (later.1.name, later.1.scheduling.reason) = ("train 2".into(), Some("new".into()));
     let lost = part_on("n3", 100, State::Lost, 1);
-    for told in [[asked.clone(), later.clone(), lost.clone()], [lost, later.clone(), asked]] {
-        let whole = whole(key(), &told).unwrap();
+    for reported in [[asked.clone(), later.clone(), lost.clone()], [lost, later.clone(), asked]] {
+        let whole = whole(key(), &reported).unwrap();
         assert_eq!((whole.state, whole.manager_state.as_deref()), (State::Timeout, Some("TIMEOUT")));
         assert_eq!(whole.end_ns, later.1.end_ns);
         assert_eq!((whole.name.as_str(), whole.scheduling.reason.as_deref()), ("train 2", Some("new")));
@@ -127,8 +127,8 @@ fn a_node_that_proved_nothing_decides_nothing_of_a_job_that_others_have() {
     for state in [State::Running, State::Lost] {
         let mut unproven = part_on("n1", 40, state, 7);
         (unproven.1.unproven, unproven.1.name) = (true, "7".into());
-        for told in [[proven.clone(), unproven.clone()], [unproven, proven.clone()]] {
-            let whole = whole(key(), &told).unwrap();
+        for reported in [[proven.clone(), unproven.clone()], [unproven, proven.clone()]] {
+            let whole = whole(key(), &reported).unwrap();
             assert_eq!((whole.state, whole.user.as_deref()), (State::Finished, Some("ada")));
             assert_eq!((whole.start_ns, whole.end_ns), (proven.1.start_ns, proven.1.end_ns));
             assert_eq!((whole.name.as_str(), whole.unproven), ("train", false));
@@ -152,30 +152,30 @@ fn parts_of_one_run_overlap_or_begin_together() {
     assert!(distance_ns(&part_on("n2", 900, State::Running, 1).1, &long).is_some(), "whichever is first");
 }
 
-fn course(samples: &[(i64, i64, i64)]) -> Course {
-    let mut course = Course::new(&JOB);
+fn series(samples: &[(i64, i64, i64)]) -> Series {
+    let mut series = Series::new(&JOB);
     for &(time_ms, cpu, memory) in samples {
         let mut cells = vec![MISSING; JOB.columns.len()];
         cells[CPU] = cpu;
         cells[MEMORY_NEEDED] = memory;
-        course.push(time_ms, &cells);
+        series.push(time_ms, &cells);
     }
-    course
+    series
 }
 
 #[test]
 fn what_a_node_had_counted_before_its_first_sample_is_no_growth_at_that_time() {
-    let early = course(&[(0, 100, 1), (1000, 101, 1), (2000, 102, 1)]);
-    let late = course(&[(1500, 90_000, 1), (2500, 90_001, 1)]);
+    let early = series(&[(0, 100, 1), (1000, 101, 1), (2000, 102, 1)]);
+    let late = series(&[(1500, 90_000, 1), (2500, 90_001, 1)]);
     let both = together(&[early, late], 2000);
     assert_eq!(both.times_ms, [0, 1000, 1500, 2000, 2500]);
     assert_eq!(both.columns[CPU], [90_100, 90_101, 90_101, 90_102, 90_103]);
 }
 
 #[test]
-fn courses_add_up_and_a_node_that_is_done_keeps_what_it_used() {
-    let short = course(&[(0, 0, 10), (1000, 5, 10)]);
-    let long = course(&[(500, 1, 100), (9000, 2, 100)]);
+fn series_add_up_and_a_node_that_is_done_keeps_what_it_used() {
+    let short = series(&[(0, 0, 10), (1000, 5, 10)]);
+    let long = series(&[(500, 1, 100), (9000, 2, 100)]);
     let both = together(&[short, long], 2000);
     assert_eq!(both.times_ms, [0, 500, 1000, 9000]);
     assert_eq!(both.columns[CPU], [1, 1, 6, 7]);
@@ -188,17 +188,17 @@ fn thinned_nodes_have_the_means_and_the_growth_that_they_had() {
         let samples: Vec<_> = (0..1200)
             .map(|second| (second * 1000 + shift_ms, second * 2_000_000_000, 100 + second % 20))
             .collect();
-        course(&samples)
+        series(&samples)
     };
-    let thin = |course: &Course| {
+    let thin = |series: &Series| {
         let mut thinner = crate::series::Thinner::new(&JOB, 60_000);
-        thinner.push(course);
+        thinner.push(series);
         thinner.finish()
     };
     let nodes = [node(0), node(300)];
     let (whole, thinned) = (together(&nodes, 25_000), together(&nodes.each_ref().map(thin), 25_000));
     assert!(thinned.len() < 60, "{}", thinned.len());
-    let mean = |course: &Course, column| course.summaries(25_000).get(column).unwrap().mean;
+    let mean = |series: &Series, column| series.summaries(25_000).get(column).unwrap().mean;
     for column in [CPU, MEMORY_NEEDED] {
         let (before, after) = (mean(&whole, column), mean(&thinned, column));
         assert!((after / before - 1.0).abs() < 0.01, "{before} {after}");
@@ -215,13 +215,13 @@ fn nodes_that_charge_energy_at_different_times_have_even_power_together() {
     use crate::job_table::ENERGY;
     // Five watts on each of two nodes, charged every ten seconds.
     let node = |shift: i64| {
-        let mut course = Course::new(&JOB);
+        let mut series = Series::new(&JOB);
         for second in 0..120 {
             let mut cells = vec![MISSING; JOB.columns.len()];
             cells[ENERGY] = (second + shift) / 10 * 50_000_000;
-            course.push(second * 1000, &cells);
+            series.push(second * 1000, &cells);
         }
-        course
+        series
     };
     let both = together(&[node(0), node(4)], 25_000);
     // The windows in which the samples begin and end are not whole.
@@ -236,36 +236,36 @@ proptest! {
         parts in prop::collection::vec((0_i64..3, 0_usize..9, prop::option::of(0_i64..3), 0_i64..9), 1..5),
         turn in 0_usize..5,
     ) {
-        let told: Vec<(String, Record)> = parts.iter().enumerate().map(|(at, &(start_s, state, asked_ns, cpu_s))| {
+        let reported: Vec<(String, Record)> = parts.iter().enumerate().map(|(at, &(start_s, state, asked_ns, cpu_s))| {
             let mut part = part_on(&format!("n{at}"), start_s, State::ALL[state], cpu_s);
             part.1.scheduling.asked_ns = asked_ns;
             part.1.manager_state = asked_ns.map(|asked_ns| format!("{state} {asked_ns}"));
             part.1.requested.cpus = Some(cpu_s);
             part
         }).collect();
-        let mut turned = told.clone();
-        turned.rotate_left(turn % told.len());
-        prop_assert_eq!(whole(key(), &turned), whole(key(), &told));
+        let mut turned = reported.clone();
+        turned.rotate_left(turn % reported.len());
+        prop_assert_eq!(whole(key(), &turned), whole(key(), &reported));
         turned.reverse();
-        prop_assert_eq!(whole(key(), &turned), whole(key(), &told));
+        prop_assert_eq!(whole(key(), &turned), whole(key(), &reported));
     }
 
     #[test]
     fn counters_of_a_job_never_fall_and_end_at_the_sum(
         nodes in prop::collection::vec(prop::collection::vec((1_i64..5000, 0_i64..1000), 1..30), 1..5),
     ) {
-        let courses: Vec<Course> = nodes.iter().map(|steps| {
+        let all_series: Vec<Series> = nodes.iter().map(|steps| {
             let (mut at_ms, mut cpu, mut samples) = (0, 0, Vec::new());
             for &(step_ms, growth) in steps {
                 (at_ms, cpu) = (at_ms + step_ms, cpu + growth);
                 samples.push((at_ms, cpu, MISSING));
             }
-            course(&samples)
+            series(&samples)
         }).collect();
-        let all = together(&courses, 1000);
+        let all = together(&all_series, 1000);
         prop_assert!(all.columns[CPU].is_sorted());
         prop_assert!(all.times_ms.is_sorted_by(|left, right| left < right));
-        let sum: i64 = courses.iter().map(|course| *course.columns[CPU].last().unwrap()).sum();
+        let sum: i64 = all_series.iter().map(|series| *series.columns[CPU].last().unwrap()).sum();
         prop_assert_eq!(*all.columns[CPU].last().unwrap(), sum);
     }
 }

@@ -1,7 +1,7 @@
-//! Graphics cards: the tables that every source of them fills, whatever the maker.
+//! Graphics GPUs: the tables that every source of them fills, whatever the maker.
 
-/// The card in whole, or a part of it that the driver hands out as a card of its own.
-pub mod card {
+/// The GPU in whole, or a part of it that the driver hands out as a GPU of its own.
+pub mod device {
     use crate::chart::{MachineChart, Unit as ChartUnit};
     use crate::table::{MEGA, MICRO, MILLI, NANO, ONE};
     use crate::{Across, Column, Table, Unit, columns, labels};
@@ -68,7 +68,7 @@ pub mod card {
         ),
     ];
 
-    /// A lost card reports only its critical errors.
+    /// A lost GPU reports only its critical errors.
     pub fn is_lost(cells: &[i64]) -> bool {
         let is_known = |column: usize| cells[column] != crate::MISSING;
         let mut others = (0..cells.len()).filter(|&column| column != FAULTS && column != FAULT_LAST);
@@ -76,7 +76,7 @@ pub mod card {
     }
 }
 
-/// A process on a card. The part of a row is the card's.
+/// A process on a GPU. The part of a row is the GPU's.
 pub mod process {
     use crate::table::{MILLI, ONE};
     use crate::{Across, Column, Table, Unit, columns};
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_idle_card_is_not_throttled() {
+    fn an_idle_gpu_is_not_throttled() {
         assert!(throttle_words(0x1).is_empty() && throttle_words(crate::MISSING).is_empty());
         assert_eq!(throttle_words(0x24), ["power cap", "temperature"]);
     }

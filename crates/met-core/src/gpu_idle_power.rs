@@ -1,19 +1,19 @@
-//! What a card draws while it does nothing: the part of its energy that is its holders' and not its users'.
+//! What a GPU draws while it does nothing: the part of its energy that is its holders' and not its users'.
 
 use crate::MISSING;
 
-/// Of a card that was never seen idle, no more than this share of its limit (or of the most it was seen to
-/// draw) is taken for idle: a card that computes all the time would else seem to idle at full power.
+/// Of a GPU that was never seen idle, no more than this share of its limit (or of the most it was seen to
+/// draw) is taken for idle: a GPU that computes all the time would else seem to idle at full power.
 const SHARE_MAX_PERCENT: i64 = 15;
 
-/// What is known of one card. Milliwatts.
+/// What is known of one GPU. Milliwatts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IdlePower {
     /// What the configuration says: it decides.
     pub configured_mw: Option<i64>,
     /// The lowest seen while nothing ran.
     pub learned_mw: Option<i64>,
-    /// The lowest seen at all: the card idles at no more.
+    /// The lowest seen at all: the GPU idles at no more.
     pub lowest_mw: Option<i64>,
     /// Its power limit, or where there is none the most it was seen to draw.
     most_mw: Option<i64>,
@@ -24,7 +24,7 @@ pub struct IdlePower {
 pub enum IdleSource {
     Configured,
     Learned,
-    /// An upper bound: the card was never seen idle.
+    /// An upper bound: the GPU was never seen idle.
     Bound,
 }
 
@@ -72,17 +72,17 @@ impl IdlePower {
     }
 }
 
-/// What the configuration says about idle power: for all cards, and for those of a model or uuid.
+/// What the configuration says about idle power: for all GPUs, and for those of a model or uuid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdleRules {
     pub all_mw: Option<i64>,
-    pub by_card: Vec<(String, i64)>,
+    pub by_gpu: Vec<(String, i64)>,
 }
 
 impl IdleRules {
-    /// What is said of a card: by its uuid, else by its model, else for all.
+    /// What is said of a GPU: by its uuid, else by its model, else for all.
     pub fn of(&self, uuid: &str, name: &str) -> Option<i64> {
-        let said = |what: &str| self.by_card.iter().find(|(card, _)| card == what).map(|&(_, mw)| mw);
+        let said = |what: &str| self.by_gpu.iter().find(|(gpu, _)| gpu == what).map(|&(_, mw)| mw);
         said(uuid).or_else(|| said(name)).or(self.all_mw)
     }
 }
@@ -110,9 +110,9 @@ mod tests {
     }
 
     #[test]
-    fn a_card_is_configured_by_uuid_model_or_not_at_all() {
+    fn a_gpu_is_configured_by_uuid_model_or_not_at_all() {
         let rules =
-            IdleRules { all_mw: Some(3), by_card: vec![("NVIDIA H200".into(), 2), ("GPU-a".into(), 1)] };
+            IdleRules { all_mw: Some(3), by_gpu: vec![("NVIDIA H200".into(), 2), ("GPU-a".into(), 1)] };
         assert_eq!(rules.of("GPU-a", "NVIDIA H200"), Some(1));
         assert_eq!(rules.of("GPU-b", "NVIDIA H200"), Some(2));
         assert_eq!(rules.of("GPU-b", "NVIDIA T4"), Some(3));

@@ -1,4 +1,4 @@
-//! Two looks at one job's use of a card, one after the other, as one.
+//! Two looks at one job's use of a GPU, one after the other, as one.
 
 use crate::job::{EnergySource, GpuUse, QualityKind};
 
@@ -25,7 +25,7 @@ impl GpuUse {
                 Some((before_ns, now_ns)) => weighted(before.utilization, before_ns, now.utilization, now_ns),
                 None => mean(before.utilization, now.utilization),
             },
-            card_utilization: mean(before.card_utilization, now.card_utilization),
+            gpu_utilization: mean(before.gpu_utilization, now.gpu_utilization),
             encoder: mean(before.encoder, now.encoder),
             decoder: mean(before.decoder, now.decoder),
             copy: mean(before.copy, now.copy),
@@ -38,7 +38,7 @@ impl GpuUse {
             energy_source: both_sources(before, now),
             idle_power_mw: now.idle_power_mw.or(before.idle_power_mw),
             idle_power_source: now.idle_power_source.clone().or_else(|| before.idle_power_source.clone()),
-            card_power_mw: mean(before.card_power_mw, now.card_power_mw),
+            gpu_power_mw: mean(before.gpu_power_mw, now.gpu_power_mw),
             temperature_max_mc: before.temperature_max_mc.max(now.temperature_max_mc),
             clock_mean_mhz: mean(before.clock_mean_mhz, now.clock_mean_mhz),
             clock_max_mhz: before.clock_max_mhz.max(now.clock_max_mhz),
@@ -59,7 +59,7 @@ impl GpuUse {
     }
 }
 
-/// The cards of a job: those that `earlier` knows go on in `now`, the others are as either says.
+/// The GPUs of a job: those that `earlier` knows go on in `now`, the others are as either says.
 pub fn together(earlier: &[GpuUse], now: Vec<GpuUse>) -> Vec<GpuUse> {
     if earlier.is_empty() {
         return now;
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_idles_since_it_was_last_used() {
+    fn a_gpu_idles_since_it_was_last_used() {
         let now = GpuUse { idle_since_ns: Some(50), ..usage(10, 0, 0.0) };
         assert_eq!(now.after(&usage(5, 0, 0.0)).idle_since_ns, Some(7));
         assert_eq!(now.after(&usage(5, 5, 0.5)).idle_since_ns, Some(50));
@@ -177,10 +177,10 @@ mod tests {
     }
 
     #[test]
-    fn cards_of_before_stay_and_new_ones_come_in_order() {
-        let card =
+    fn gpus_of_before_stay_and_new_ones_come_in_order() {
+        let gpu =
             |index: &str| GpuUse { uuid: format!("GPU-{index}"), index: index.into(), ..usage(1, 1, 1.0) };
-        let all = together(&[card("10"), card("1")], vec![card("2"), card("1")]);
+        let all = together(&[gpu("10"), gpu("1")], vec![gpu("2"), gpu("1")]);
         assert_eq!(all.iter().map(|usage| usage.index.as_str()).collect::<Vec<_>>(), ["1", "2", "10"]);
         assert_eq!(all.iter().map(|usage| usage.held_ns / SECOND_NS).collect::<Vec<_>>(), [2, 1, 1]);
     }

@@ -117,7 +117,7 @@ pub struct Record {
     pub totals: Totals,
     #[serde(default)]
     pub summaries: Summaries,
-    /// What it did with each card that it held or used.
+    /// What it did with each GPU that it held or used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuUse>,
     /// How often events happened that were asked for.
@@ -561,7 +561,7 @@ pub struct LeftOver {
     pub name: String,
 }
 
-/// What a job did with one card. Means are over the time in which the job held or used it.
+/// What a job did with one GPU. Means are over the time in which the job held or used it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuUse {
@@ -569,17 +569,17 @@ pub struct GpuUse {
     /// The node that has it, in a job of several: each node numbers its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// The driver's number; of a part of a card with the number of the part: `0.1`.
+    /// The driver's number; of a part of a GPU with the number of the part: `0.1`.
     pub index: String,
     pub name: String,
     pub vendor: String,
-    /// The card that this is a part of.
+    /// The GPU that this is a part of.
     pub parent: Option<String>,
     pub held_by: HeldBy,
     pub held_since_ns: Option<i64>,
     /// Since when the job has not used it; `None` while it does.
     pub idle_since_ns: Option<i64>,
-    /// Since when the card cannot be read; `None` while it can.
+    /// Since when the GPU cannot be read; `None` while it can.
     pub lost_since_ns: Option<i64>,
     /// How long it was the job's, and how long of that the job computed on it.
     pub held_ns: i64,
@@ -587,13 +587,14 @@ pub struct GpuUse {
     /// How long of the time held its use was read. Older records have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub known_ns: Option<i64>,
-    /// The time that its energy is of: it is charged for a card from before it is first seen with it.
+    /// The time that its energy is of: it is charged for a GPU from before it is first seen with it.
     #[serde(default)]
     pub paid_ns: i64,
-    /// By the job's own processes; 1 is all of the card.
+    /// By the job's own processes; 1 is all of the GPU.
     pub utilization: Option<f64>,
     /// Of the whole GPU, including use by others.
-    pub card_utilization: Option<f64>,
+    #[serde(rename = "card_utilization")]
+    pub gpu_utilization: Option<f64>,
     pub encoder: Option<f64>,
     pub decoder: Option<f64>,
     pub copy: Option<f64>,
@@ -604,18 +605,19 @@ pub struct GpuUse {
     pub energy_idle_uj: i64,
     pub energy_kind: Option<QualityKind>,
     pub energy_source: Option<EnergySource>,
-    /// What the whole card draws while it does nothing, and who says so: `configured`, `learned`, or `bound`
+    /// What the whole GPU draws while it does nothing, and who says so: `configured`, `learned`, or `bound`
     /// where it was never seen idle.
     pub idle_power_mw: Option<i64>,
     pub idle_power_source: Option<String>,
-    /// Of the whole card.
-    pub card_power_mw: Option<f64>,
+    /// Of the whole GPU.
+    #[serde(rename = "card_power_mw")]
+    pub gpu_power_mw: Option<f64>,
     pub temperature_max_mc: Option<i64>,
     pub clock_mean_mhz: Option<f64>,
     pub clock_max_mhz: Option<i64>,
     /// Why its clocks were held down, in words.
     pub throttled: Vec<String>,
-    /// `None` where the card does not say.
+    /// `None` where the GPU does not say.
     pub throttled_ns: Option<i64>,
     pub ecc_corrected: Option<i64>,
     pub ecc_uncorrected: Option<i64>,
@@ -624,7 +626,7 @@ pub struct GpuUse {
     pub fault_last: Option<i64>,
     pub pcie_received_rate: Option<f64>,
     pub pcie_sent_rate: Option<f64>,
-    /// Of the whole card: its compute units, its tensor cores, the bandwidth of its memory.
+    /// Of the whole GPU: its compute units, its tensor cores, the bandwidth of its memory.
     #[serde(default)]
     pub sm_activity: Option<f64>,
     #[serde(default)]

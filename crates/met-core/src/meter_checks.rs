@@ -1,6 +1,6 @@
 //! What a meter says can be doubted: by rated power, by neighbouring readings, by its counter against its power.
 //!
-//! Cards and the meters of the node share this. [`Counter`] is for energy that is counted, [`Power`] for power
+//! GPUs and the meters of the node share this. [`Counter`] is for energy that is counted, [`Power`] for power
 //! that is read as a level.
 
 use crate::MISSING;
@@ -17,7 +17,7 @@ use crate::rate::{self, Step};
 const LATE_NS: i64 = 5_000_000_000;
 /// Limits are exceeded for moments, and may have been others before.
 const LIMIT_FACTOR: i64 = 2;
-/// The power limit of a card or a processor with an unknown limit: more than any draws.
+/// The power limit of a GPU or a processor with an unknown limit: more than any draws.
 pub const UNLIMITED_MW: i64 = 2_000_000;
 /// This many readings in a row, over this much time, are right, and the one that they contradict was wrong.
 const DOUBTS_MAX: u32 = 3;
@@ -102,7 +102,7 @@ impl Counter {
         (self.trusted, self.doubted, self.doubts) = (None, None, 0);
     }
 
-    /// The most that the card can draw. One sample of power may be as wrong as one of the counter.
+    /// The most that the GPU can draw. One sample of power may be as wrong as one of the counter.
     pub fn most_mw(&self) -> i64 {
         let twice = |mw: i64| mw.saturating_mul(LIMIT_FACTOR);
         match self.limit_mw > 0 {
@@ -158,7 +158,7 @@ impl Counter {
 /// Power above this multiple of its neighbours, or below this fraction of them, is doubted until the next
 /// reading.
 const NEIGHBOUR_FACTOR: i64 = 8;
-/// The power of cards and processors explains this multiple of it for the whole machine.
+/// The power of GPUs and processors explains this multiple of it for the whole machine.
 const EXPLAINED_FACTOR: i64 = 4;
 
 /// What a reading of power says of itself and of the one before.
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_that_cards_explain_is_no_glitch() {
+    fn a_burst_that_gpus_explain_is_no_glitch() {
         let mut power = Power::default();
         power.judge(SECOND, 100_000, 50_000);
         assert_eq!(power.judge(2 * SECOND, 2_000_000, 1_500_000), Verdict::Believed);

@@ -24,7 +24,7 @@ impl Living for World {
     fn is_listed(&self, exit: &Exit) -> bool {
         self.listed.contains(&exit.pid)
     }
-    fn is_keeper(&self, exit: &Exit) -> bool {
+    fn is_cluster_writer(&self, exit: &Exit) -> bool {
         self.keepers.contains(&exit.pid)
     }
     fn now_s(&self) -> i64 {
@@ -110,9 +110,9 @@ fn a_zombie_is_not_counted_beside_what_it_still_shows() {
     ledger.enter(&[], &[exit(10, 1, 7)], &mut world, |_, _| {});
     assert_eq!(gone(&ledger, 1), (0, 0, 0));
     world.listed.clear();
-    let mut told = Vec::new();
-    ledger.enter(&[], &[], &mut world, |job, exit| told.push((job, exit.pid)));
-    assert_eq!((gone(&ledger, 1), told), ((7, 7, 1), vec![(Some(1), 10)]));
+    let mut reported = Vec::new();
+    ledger.enter(&[], &[], &mut world, |job, exit| reported.push((job, exit.pid)));
+    assert_eq!((gone(&ledger, 1), reported), ((7, 7, 1), vec![(Some(1), 10)]));
 }
 
 #[test]
@@ -144,10 +144,10 @@ fn a_number_that_is_given_again_is_nobodys_once_an_end_was_lost() {
     // 11 took over what 12 did, and its own end is lost.
     ledger.enter(&[(10, 11), (11, 12)], &[exit(12, 11, 5)], &mut world, |_, _| {});
     assert_eq!((gone(&ledger, 1), ledger.losses()), ((0, 5, 1), 0));
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     let later = Exit { begin_s: 50, ..exit(11, 99, 7) };
-    ledger.enter(&[(99, 11)], &[later], &mut world, |job, exit| told.push((job, exit.pid)));
-    assert_eq!(told, [(None, 11)]);
+    ledger.enter(&[(99, 11)], &[later], &mut world, |job, exit| reported.push((job, exit.pid)));
+    assert_eq!(reported, [(None, 11)]);
     assert_eq!((gone(&ledger, 1), ledger.losses()), ((0, 5, 1), 1), "it is told that one was lost");
 }
 
@@ -158,20 +158,20 @@ fn who_began_after_it_was_noted_is_another_one() {
     ledger.enter(&[(10, 11), (11, 12)], &[exit(12, 11, 5)], &mut world, |_, _| {});
     // Neither the end of 11 nor the next birth with its number was heard of.
     world.now_s = 200;
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     let later = Exit { begin_s: 150, ..exit(11, 99, 7) };
-    ledger.enter(&[], &[later], &mut world, |job, exit| told.push((job, exit.pid)));
-    assert_eq!((told, gone(&ledger, 1)), (vec![(None, 11)], (0, 5, 1)));
+    ledger.enter(&[], &[later], &mut world, |job, exit| reported.push((job, exit.pid)));
+    assert_eq!((reported, gone(&ledger, 1)), (vec![(None, 11)], (0, 5, 1)));
 }
 
 #[test]
 fn a_number_that_is_given_twice_between_two_looks_is_two_processes() {
     let (mut ledger, mut world) = world(&[10, 11]);
     ledger.enter(&[(11, 12)], &[exit(12, 11, 5)], &mut world, |_, _| {});
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     let deaths = [exit(11, 10, 7), exit(11, 99, 50)];
-    ledger.enter(&[(99, 11)], &deaths, &mut world, |job, exit| told.push((job, exit.parent_pid)));
-    assert_eq!(told, [(Some(1), 10), (None, 99)]);
+    ledger.enter(&[(99, 11)], &deaths, &mut world, |job, exit| reported.push((job, exit.parent_pid)));
+    assert_eq!(reported, [(Some(1), 10), (None, 99)]);
     ledger.enter(&[], &[exit(10, 1, 1)], &mut world, |_, _| {});
     assert_eq!((gone(&ledger, 1), ledger.losses()), ((13, 13, 3), 0));
 }

@@ -2,7 +2,7 @@
 
 use crate::job::{Summaries, Summary};
 use crate::job_table::{CPU, GPU_MEMORY, MEMORY_NEEDED, PROCESSES, PROCESSES_RUNNING, THREADS_RUNNING};
-use crate::series::{Course, Interval, SPARSE_MS};
+use crate::series::{Interval, SPARSE_MS, Series};
 use crate::{JOB, Kind, MISSING, rate};
 
 /// Columns whose peaks are known from samples alone.
@@ -120,10 +120,10 @@ impl Running {
     }
 
     /// Takes over what thinning left of the samples of an earlier daemon, after these.
-    pub fn recall_thinned(&mut self, course: &Course) {
-        for (index, &place) in self.places.iter().enumerate().filter(|_| course.spreads.is_some()) {
+    pub fn recall_thinned(&mut self, series: &Series) {
+        for (index, &place) in self.places.iter().enumerate().filter(|_| series.spreads.is_some()) {
             let Some(column) = self.columns.get_mut(usize::from(place)) else { continue };
-            for span in course.intervals(index, 0).filter(|span| span.is_thinned) {
+            for span in series.intervals(index, 0).filter(|span| span.is_thinned) {
                 match JOB.columns[index].kind {
                     Kind::Gauge => column.add_thinned(&span, self.gap_ms),
                     Kind::Counter if index == CPU => {
@@ -239,16 +239,16 @@ mod tests {
 
     #[test]
     fn what_thinning_removed_is_recalled() {
-        let mut course = Course::new(&JOB);
+        let mut series = Series::new(&JOB);
         for second in 0..120 {
             let mut cells = vec![MISSING; JOB.columns.len()];
             let busy = if second > 70 { 3_000_000_000 } else { 0 };
             cells[CPU] = second * 1_000_000_000 + busy;
             cells[MEMORY_NEEDED] = if second == 30 { 900 } else { 100 };
-            course.push(second * 1000, &cells);
+            series.push(second * 1000, &cells);
         }
         let mut thinner = crate::series::Thinner::new(&JOB, 60_000);
-        thinner.push(&course);
+        thinner.push(&series);
         let thinned = thinner.finish();
         let mut running = Running::new(25_000, 1000);
         thinned.each_row(|time_ms, cells| running.push(time_ms, cells));

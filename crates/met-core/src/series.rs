@@ -1,4 +1,4 @@
-//! The course of a job over time: samples of the job table, and what they sum up to.
+//! The series of a job over time: samples of the job table, and what they sum up to.
 
 mod charged;
 mod gaps;
@@ -25,7 +25,7 @@ pub const RATE_MIN_MS: i64 = 500;
 
 /// Samples of one table for one subject, column by column. Times are unix milliseconds, ascending.
 #[derive(Clone, Debug)]
-pub struct Course {
+pub struct Series {
     pub table: &'static Table,
     pub times_ms: Vec<i64>,
     /// One per column of the table, each as long as `times_ms`; empty if it was not to be read.
@@ -34,9 +34,9 @@ pub struct Course {
     pub spreads: Option<Box<Spreads>>,
 }
 
-impl Course {
-    pub fn new(table: &'static Table) -> Course {
-        Course { table, times_ms: Vec::new(), columns: vec![Vec::new(); table.columns.len()], spreads: None }
+impl Series {
+    pub fn new(table: &'static Table) -> Series {
+        Series { table, times_ms: Vec::new(), columns: vec![Vec::new(); table.columns.len()], spreads: None }
     }
 
     pub fn push(&mut self, time_ms: i64, cells: &[i64]) {
@@ -51,8 +51,8 @@ impl Course {
     }
 
     /// The samples from `begin` to before `end`.
-    pub fn part(&self, begin: usize, end: usize) -> Course {
-        Course {
+    pub fn part(&self, begin: usize, end: usize) -> Series {
+        Series {
             table: self.table,
             times_ms: self.times_ms[begin..end].to_vec(),
             columns: self.columns.iter().map(|cells| cells[begin..end].to_vec()).collect(),
@@ -118,19 +118,19 @@ impl Course {
     }
 
     /// At most so many samples: a longer series is thinned, so that its means and peaks stay.
-    pub fn at_most(self, most: usize) -> Course {
+    pub fn at_most(self, most: usize) -> Series {
         let (Some(first), Some(last)) = (self.times_ms.first(), self.times_ms.last()) else { return self };
         let mut step_ms = (last - first) / most.max(1) as i64 + 1;
-        let mut course = None;
-        while course.as_ref().unwrap_or(&self).len() > most && step_ms < i64::MAX / 2 {
+        let mut series = None;
+        while series.as_ref().unwrap_or(&self).len() > most && step_ms < i64::MAX / 2 {
             // Mostly the first step leaves one too many, which need not be tried.
             let is_last = step_ms >= i64::MAX / 4;
             if is_last || thinning::least_left(&self, step_ms) <= most {
-                course = Some(thinning::thinned(&self, step_ms));
+                series = Some(thinning::thinned(&self, step_ms));
             }
             step_ms *= 2;
         }
-        course.unwrap_or(self)
+        series.unwrap_or(self)
     }
 
     pub fn len(&self) -> usize {
@@ -142,7 +142,7 @@ impl Course {
     }
 
     /// Adds the samples of `later`, which begin after these end; an overlap (a block read twice) is skipped.
-    pub fn append(&mut self, later: &Course) {
+    pub fn append(&mut self, later: &Series) {
         let last = self.times_ms.last().copied().unwrap_or(i64::MIN);
         let skip = later.times_ms.partition_point(|&time| time <= last);
         if self.spreads.is_some() || later.spreads.is_some() {
@@ -180,7 +180,7 @@ impl Course {
         summaries
     }
 
-    /// The mean of [`Course::summary`] alone. Sums of levels are exact, so that they need no order, unless they are very
+    /// The mean of [`Series::summary`] alone. Sums of levels are exact, so that they need no order, unless they are very
     /// large.
     pub fn mean(&self, column: usize, gaps: impl Into<Gaps>) -> Option<f64> {
         const EXACT_MAX: f64 = (1_u64 << 51) as f64;
@@ -273,46 +273,46 @@ mod tests {
     use crate::JOB;
     use crate::job_table::{CPU, MEMORY_NEEDED};
 
-    fn course(samples: &[(i64, i64, i64)]) -> Course {
-        let mut course = Course::new(&JOB);
+    fn series(samples: &[(i64, i64, i64)]) -> Series {
+        let mut series = Series::new(&JOB);
         for &(time_ms, cpu, memory) in samples {
             let mut cells = vec![MISSING; JOB.columns.len()];
             cells[CPU] = cpu;
             cells[MEMORY_NEEDED] = memory;
-            course.push(time_ms, &cells);
+            series.push(time_ms, &cells);
         }
-        course
+        series
     }
 
     #[test]
     fn a_long_series_that_is_cut_down_keeps_its_ends_and_its_peak() {
-        let mut course = Course::new(&crate::JOB);
+        let mut series = Series::new(&crate::JOB);
         for time_ms in 0..1001 {
             let mut cells = vec![MISSING; crate::JOB.columns.len()];
             cells[CPU] = time_ms * 2;
             cells[MEMORY_NEEDED] = if time_ms == 333 { 900 } else { 100 };
-            course.push(time_ms * 1000, &cells);
+            series.push(time_ms * 1000, &cells);
         }
-        let few = course.clone().at_most(50);
+        let few = series.clone().at_most(50);
         assert!((20..=50).contains(&few.len()), "{}", few.len());
         assert_eq!((few.times_ms[0], few.times_ms.last()), (0, Some(&1_000_000)));
         let highest =
             (0..few.len()).filter_map(|index| few.spread(MEMORY_NEEDED, index)).map(|spread| spread.high);
         assert_eq!(highest.fold(0.0, f64::max), 900.0);
         assert_eq!(few.columns[CPU].last(), Some(&2000), "a counter ends where it ended");
-        assert_eq!(course.clone().at_most(1001).times_ms, course.times_ms);
+        assert_eq!(series.clone().at_most(1001).times_ms, series.times_ms);
     }
 
     #[test]
     fn the_mean_is_weighted_by_time() {
-        let summaries = course(&[(0, 0, 10), (1000, 0, 10), (10_000, 0, 30)]).summaries(60_000);
+        let summaries = series(&[(0, 0, 10), (1000, 0, 10), (10_000, 0, 30)]).summaries(60_000);
         assert_eq!(summaries.get(MEMORY_NEEDED).unwrap().mean, 19.0);
         assert_eq!(summaries.get(MEMORY_NEEDED).unwrap().max, 20.0);
     }
 
     #[test]
     fn a_gap_is_not_bridged_and_a_missing_cell_is_not_zero() {
-        let summaries = course(&[(0, 0, 10), (1000, MISSING, 10), (900_000, MISSING, 90), (901_000, 5, 90)]);
+        let summaries = series(&[(0, 0, 10), (1000, MISSING, 10), (900_000, MISSING, 90), (901_000, 5, 90)]);
         let summaries = summaries.summaries(60_000);
         assert_eq!(summaries.get(MEMORY_NEEDED).unwrap().mean, 50.0);
         assert_eq!(summaries.get(CPU), None);
@@ -320,15 +320,15 @@ mod tests {
 
     #[test]
     fn one_sample_of_memory_is_a_mean_and_one_of_cpu_is_not() {
-        let summaries = course(&[(5, 7, 10)]).summaries(60_000);
+        let summaries = series(&[(5, 7, 10)]).summaries(60_000);
         assert_eq!(summaries.get(MEMORY_NEEDED).unwrap().mean, 10.0);
         assert_eq!(summaries.get(CPU), None);
     }
 
     #[test]
     fn appending_skips_what_is_there_already() {
-        let mut whole = course(&[(0, 0, 1), (1000, 1, 1)]);
-        whole.append(&course(&[(1000, 1, 1), (2000, 2, 2)]));
+        let mut whole = series(&[(0, 0, 1), (1000, 1, 1)]);
+        whole.append(&series(&[(1000, 1, 1), (2000, 2, 2)]));
         assert_eq!(whole.times_ms, [0, 1000, 2000]);
         assert_eq!(whole.columns[CPU], [0, 1, 2]);
     }
@@ -338,16 +338,16 @@ mod tests {
         // CPU time every 10 s, memory every 60 s; then nothing for 50 s.
         let sample = |second: i64| (second * 1000, second, if second % 60 == 0 { 10 } else { MISSING });
         let times: Vec<_> = (0..=12).map(|index| sample(index * 10)).collect();
-        let bridged_ms = |course: &Course| {
-            course.intervals(MEMORY_NEEDED, 25_000).map(|span| span.end_ms - span.begin_ms).sum::<i64>()
+        let bridged_ms = |series: &Series| {
+            series.intervals(MEMORY_NEEDED, 25_000).map(|span| span.end_ms - span.begin_ms).sum::<i64>()
         };
-        assert_eq!(bridged_ms(&course(&times)), 120_000);
+        assert_eq!(bridged_ms(&series(&times)), 120_000);
         let gap: Vec<_> =
             times.into_iter().filter(|(time_ms, ..)| !(70_000..110_000).contains(time_ms)).collect();
-        assert_eq!(bridged_ms(&course(&gap)), 60_000, "nothing is known of the second minute");
-        let mut old = course(&[(0, 0, 10)]);
-        (1..40).for_each(|index| old.append(&course(&[(index * 10_000, 0, MISSING)])));
-        old.append(&course(&[(400_000, 0, 10)]));
+        assert_eq!(bridged_ms(&series(&gap)), 60_000, "nothing is known of the second minute");
+        let mut old = series(&[(0, 0, 10)]);
+        (1..40).for_each(|index| old.append(&series(&[(index * 10_000, 0, MISSING)])));
+        old.append(&series(&[(400_000, 0, 10)]));
         assert_eq!(bridged_ms(&old), 0, "too long ago");
     }
 
@@ -357,24 +357,24 @@ mod tests {
             samples in prop::collection::vec((1_i64..40_000, prop::option::of(0_i64..9), prop::option::of(0_i64..9)), 0..60),
         ) {
             let mut time_ms = 0;
-            let mut course = Course::new(&JOB);
+            let mut series = Series::new(&JOB);
             for (span_ms, cpu, memory) in samples {
                 time_ms += span_ms;
                 let mut cells = vec![MISSING; JOB.columns.len()];
                 (cells[CPU], cells[MEMORY_NEEDED]) = (cpu.unwrap_or(MISSING), memory.unwrap_or(MISSING));
-                course.push(time_ms, &cells);
+                series.push(time_ms, &cells);
             }
             for (column, kind) in [(CPU, Kind::Counter), (MEMORY_NEEDED, Kind::Gauge)] {
-                let cells = &course.columns[column];
+                let cells = &series.columns[column];
                 let known: Vec<usize> = (0..cells.len()).filter(|&index| cells[index] != MISSING).collect();
-                let is_long = |index: usize| course.times_ms[index] - course.times_ms[index - 1] > 25_000;
+                let is_long = |index: usize| series.times_ms[index] - series.times_ms[index - 1] > 25_000;
                 let between = |pair: &[usize]| {
-                    let [before, now] = [pair[0], pair[1]].map(|index| (course.times_ms[index], cells[index]));
+                    let [before, now] = [pair[0], pair[1]].map(|index| (series.times_ms[index], cells[index]));
                     let is_gap = now.0 - before.0 > SPARSE_MS || (pair[0] + 1..=pair[1]).any(is_long);
                     interval(kind, before, now, None, i64::MAX).filter(|_| !is_gap)
                 };
                 let expected: Vec<Interval> = known.windows(2).filter_map(between).collect();
-                prop_assert_eq!(course.intervals(column, 25_000).collect::<Vec<_>>(), expected);
+                prop_assert_eq!(series.intervals(column, 25_000).collect::<Vec<_>>(), expected);
             }
         }
     }

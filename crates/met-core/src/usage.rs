@@ -10,7 +10,7 @@ mod table;
 use serde::{Deserialize, Serialize};
 
 pub use calendar::{Calendar, Every, Period, Zone};
-pub use contribution::{contribute, needs_course};
+pub use contribution::{contribute, needs_series};
 pub use machine::{Machine, MachineSample};
 pub use row::{DayRow, Entry, decode_entries, encode_entries};
 pub use table::{By, EXCEPT_MAX, Table, Usage, UsageAsk, UsageLine, UsageTooLong};

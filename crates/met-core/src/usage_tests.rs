@@ -4,7 +4,7 @@ use super::*;
 use crate::JOB;
 use crate::job::{Part, QualityKind, Record, Totals};
 use crate::job_table as column;
-use crate::series::Course;
+use crate::series::Series;
 
 const HOUR_NS: i64 = 3_600_000_000_000;
 const DAY_NS: i64 = 24 * HOUR_NS;
@@ -25,9 +25,9 @@ fn job(start_ns: i64, length_ns: i64, totals: &[(usize, i64)]) -> Record {
 
 type Parts = Vec<(Kind, Group, i64, DayRow)>;
 
-fn contribution(record: &Record, course: Option<&Course>, until_ns: i64) -> Parts {
+fn contribution(record: &Record, series: Option<&Series>, until_ns: i64) -> Parts {
     let mut parts = Parts::new();
-    let taken: Result<(), ()> = contribute(record, course, until_ns, &mut |kind, group, day, row| {
+    let taken: Result<(), ()> = contribute(record, series, until_ns, &mut |kind, group, day, row| {
         parts.push((kind, group.clone(), day, row.clone()));
         Ok(())
     });
@@ -55,13 +55,13 @@ fn cpu_time_is_where_the_samples_saw_it_and_else_even() {
     let even = contribution(&record, None, 0);
     assert_eq!(cpu_by_bucket(&even), [500, 500]);
     assert_eq!(sum(&even, Kind::Who)[figure::CPU_EVEN_NS], 1_000);
-    let mut course = Course::new(&JOB);
+    let mut series = Series::new(&JOB);
     let mut cells = vec![crate::MISSING; JOB.columns.len()];
     for (time_ms, cpu) in [(450_000, 0), (900_000, 600), (1_800_000, 800)] {
         cells[column::CPU] = cpu;
-        course.push(time_ms, &cells);
+        series.push(time_ms, &cells);
     }
-    let sampled = contribution(&record, Some(&course), 0);
+    let sampled = contribution(&record, Some(&series), 0);
     assert_eq!(cpu_by_bucket(&sampled), [750, 250], "in the proportion of 600 to 200");
     let sums = sum(&sampled, Kind::Who);
     assert_eq!((sums[figure::CPU_NS], sums[figure::CPU_EVEN_NS]), (1_000, 0));
@@ -110,14 +110,14 @@ proptest! {
         let record = job(start_ns, length_ns, &[
             (column::CPU, cpu), (column::ENERGY, energy), (column::EMISSIONS, emissions), (column::COST, cost),
         ]);
-        let mut course = Course::new(&JOB);
+        let mut series = Series::new(&JOB);
         let mut samples = samples;
         samples.sort_unstable();
         for (after_ms, value) in samples {
-            course.push(start_ns / 1_000_000 + after_ms, &vec![value; JOB.columns.len()]);
+            series.push(start_ns / 1_000_000 + after_ms, &vec![value; JOB.columns.len()]);
         }
-        for course in [None, Some(&course)] {
-            let given = contribution(&record, course, 0);
+        for series in [None, Some(&series)] {
+            let given = contribution(&record, series, 0);
             for kind in [Kind::Who, Kind::Node, Kind::Command] {
                 let sums = sum(&given, kind);
                 prop_assert_eq!(sums[figure::CPU_NS], i128::from(cpu));

@@ -1,6 +1,6 @@
 //! For how much of a job's life nothing was read.
 
-use crate::series::Course;
+use crate::series::Series;
 
 /// Samples that are not further apart than this are every sample of most jobs.
 pub const CLOSE_MS: i64 = 2_500;
@@ -22,14 +22,14 @@ impl Watched {
     }
 
     /// Of one with these samples until `now_ms`. Spans above `gap_ms` between them are such in which nobody looked.
-    pub fn of(course: &Course, start_ms: Option<i64>, now_ms: i64, gap_ms: i64) -> Watched {
+    pub fn of(series: &Series, start_ms: Option<i64>, now_ms: i64, gap_ms: i64) -> Watched {
         let (Some(first_ms), Some(last_ms)) =
-            (course.times_ms.first().copied(), course.times_ms.last().copied())
+            (series.times_ms.first().copied(), series.times_ms.last().copied())
         else {
             return Watched::late(start_ms, now_ms);
         };
         let (gaps_ms, usual_ms): (Vec<i64>, Vec<i64>) =
-            course.spans_ms().into_iter().partition(|&span_ms| span_ms > gap_ms);
+            series.spans_ms().into_iter().partition(|&span_ms| span_ms > gap_ms);
         let usual_ms = usual_ms.into_iter().max().unwrap_or(0).max(CLOSE_MS);
         let before = Some(Watched::late(start_ms, first_ms)).filter(|before| before.has_missed_peak);
         let before = before.unwrap_or_default();
@@ -47,19 +47,19 @@ mod tests {
     use super::*;
     use crate::{JOB, MISSING};
 
-    fn course(times_s: &[i64]) -> Course {
-        let mut course = Course::new(&JOB);
+    fn series(times_s: &[i64]) -> Series {
+        let mut series = Series::new(&JOB);
         for time_s in times_s {
-            course.push(time_s * 1000, &vec![MISSING; JOB.columns.len()]);
+            series.push(time_s * 1000, &vec![MISSING; JOB.columns.len()]);
         }
-        course
+        series
     }
 
     #[test]
     fn a_job_without_samples_was_not_watched_at_all() {
         let missed = Watched { lived_ms: 20_000, missed_ms: 20_000, has_missed_peak: true };
         assert_eq!(Watched::late(Some(1_000), 21_000), missed);
-        assert_eq!(Watched::of(&course(&[]), Some(1_000), 21_000, 32_000), missed);
+        assert_eq!(Watched::of(&series(&[]), Some(1_000), 21_000, 32_000), missed);
         let at_once = Watched { lived_ms: 400, missed_ms: 400, has_missed_peak: false };
         assert_eq!(Watched::late(Some(1_000), 1_400), at_once);
         assert_eq!(Watched::late(None, 1_400), Watched::default(), "its age is unknown");
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn what_lies_before_between_and_after_the_samples_was_missed() {
-        let of = |times_s: &[i64], now_s: i64| Watched::of(&course(times_s), Some(0), now_s * 1000, 32_000);
+        let of = |times_s: &[i64], now_s: i64| Watched::of(&series(times_s), Some(0), now_s * 1000, 32_000);
         let watched = |lived_s: i64, missed_s: i64, has_missed_peak: bool| Watched {
             lived_ms: lived_s * 1000,
             missed_ms: missed_s * 1000,

@@ -6,7 +6,7 @@ use met_insight::job_columns::{self, JOB_COLUMNS, Type};
 use met_insight::json;
 use serde_json::Value;
 
-use crate::{ExportedJob, Rows, Series, identity};
+use crate::{ExportedJob, PartSeries, Rows, identity};
 
 /// Cells of one column; what is not known is `None`.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,7 @@ pub fn of(jobs: &[&ExportedJob], rows: Rows) -> Frame {
         Rows::Samples(table) => {
             let mut frame = empty_samples(table);
             for job in jobs {
-                for series in job.series.iter().filter(|series| series.course.table.name == table.name) {
+                for series in job.series.iter().filter(|series| series.series.table.name == table.name) {
                     frame.append_samples(job, series);
                 }
             }
@@ -101,18 +101,18 @@ impl Frame {
         self.len() == 0
     }
 
-    fn append_samples(&mut self, job: &ExportedJob, series: &Series) {
+    fn append_samples(&mut self, job: &ExportedJob, of_part: &PartSeries) {
         let (cluster, label, incarnation) = identity(&job.record);
-        let (cluster, course) = (cluster.map(str::to_owned), &series.course);
-        let part = Some(series.part.clone()).filter(|part| !part.is_empty());
+        let (cluster, series) = (cluster.map(str::to_owned), &of_part.series);
+        let part = Some(of_part.part.clone()).filter(|part| !part.is_empty());
         let (first, measured) = self.columns.split_at_mut(SAMPLE_COLUMNS.len());
-        for (index, time_ms) in course.times_ms.iter().enumerate() {
+        for (index, time_ms) in series.times_ms.iter().enumerate() {
             first[0].cells.push_text(cluster.clone());
             first[1].cells.push_text(Some(label.clone()));
             first[2].cells.push_whole(Some(incarnation));
             first[3].cells.push_text(part.clone());
             first[4].cells.push_whole(time_ms.checked_mul(1_000_000));
-            for ((to, column), cells) in measured.iter_mut().zip(course.table.columns).zip(&course.columns) {
+            for ((to, column), cells) in measured.iter_mut().zip(series.table.columns).zip(&series.columns) {
                 to.cells.push_cell(column, cells[index]);
             }
         }

@@ -12,15 +12,15 @@ use hdf5_pure::{
     AttrValue, DType, Dataset, File as Tree, FileBuilder, Group, GroupBuilder, H5Element,
     VlenStringReadOptions,
 };
-use met_core::series::{Course, SPREAD_NAMES, Spread, Spreads};
+use met_core::series::{SPREAD_NAMES, Series, Spread, Spreads};
 use met_core::{Column, Kind, MISSING, Table};
 use met_insight::answers::{Beside, EVIDENCE_MAX};
 use serde_json::Value;
 
 use crate::foreign::{self, CELLS_MAX};
 use crate::frame::{self, Cells, FrameColumn};
-use crate::jsonl::{LINE_BYTES_MAX, course_of, push};
-use crate::{ExportedJob, JobWriter, Rows, Series, earlier_json, tables};
+use crate::jsonl::{LINE_BYTES_MAX, push, series_of};
+use crate::{ExportedJob, JobWriter, PartSeries, Rows, earlier_json, tables};
 
 /// The whole file is read into memory.
 const FILE_BYTES_MAX: u64 = 512 << 20;
@@ -78,8 +78,8 @@ impl<W: Write> JobWriter for Hdf5<W> {
     fn job(&mut self, job: &ExportedJob) -> Result<()> {
         let row = self.jobs.len();
         for series in &job.series {
-            self.cells += series.course.len() * series.course.columns.len();
-            let name = series.course.table.name;
+            self.cells += series.series.len() * series.series.columns.len();
+            let name = series.series.table.name;
             let samples = self.samples.iter_mut().find(|samples| samples.table.name == name);
             samples.with_context(|| format!("no table {name}"))?.add(row as i64, series);
         }
@@ -190,29 +190,29 @@ impl Samples {
         }
     }
 
-    fn add(&mut self, job: i64, Series { part, course }: &Series) {
+    fn add(&mut self, job: i64, PartSeries { part, series }: &PartSeries) {
         let known = self.part_names.iter().position(|name| name == part);
         let part_row = known.unwrap_or_else(|| {
             self.part_names.push(part.clone());
             self.part_names.len() - 1
         });
         let before = self.jobs.len();
-        let count = before + course.len();
+        let count = before + series.len();
         self.jobs.resize(count, job);
         self.parts.resize(count, part_row as i64);
-        self.times_ns.extend(course.times_ms.iter().map(|time_ms| time_ms.saturating_mul(1_000_000)));
-        for ((at, column), cells) in self.table.columns.iter().enumerate().zip(&course.columns) {
+        self.times_ns.extend(series.times_ms.iter().map(|time_ms| time_ms.saturating_mul(1_000_000)));
+        for ((at, column), cells) in self.table.columns.iter().enumerate().zip(&series.columns) {
             let value = |&cell: &i64| if cell == MISSING { f64::NAN } else { column.scaled(cell) };
             self.columns[at].extend(cells.iter().map(value));
-            if course.spreads.is_some() {
-                self.add_spreads(at, column, course, before);
+            if series.spreads.is_some() {
+                self.add_spreads(at, column, series, before);
             }
         }
     }
 
-    fn add_spreads(&mut self, at: usize, column: &Column, course: &Course, before: usize) {
-        for index in 0..course.len() {
-            let Some(Spread { low, mean, high }) = course.spread(at, index) else { continue };
+    fn add_spreads(&mut self, at: usize, column: &Column, series: &Series, before: usize) {
+        for index in 0..series.len() {
+            let Some(Spread { low, mean, high }) = series.spread(at, index) else { continue };
             for (all, value) in self.spreads.iter_mut().zip([Some(low), mean, Some(high)]) {
                 all[at].resize(before + index, f64::NAN);
                 all[at].push(value.map_or(f64::NAN, |value| value * column.scale));
@@ -391,14 +391,14 @@ fn read_samples(
         let at = |rows: &[i64]| usize::try_from(rows[index]).ok();
         let job = at(&job_rows).and_then(|at| jobs.get_mut(at)).context("a sample of no job")?;
         let name = at(&part_rows).and_then(|at| names.get(at)).context("a sample of no part")?;
-        let course = course_of(&mut job.series, table, name)?;
+        let series = series_of(&mut job.series, table, name)?;
         for ((cell, column), values) in row.iter_mut().zip(table.columns).zip(&columns) {
             let value = values.as_ref().map(|values| values[index]);
             *cell = value.and_then(|value| foreign::scaled_cell(column, value)).unwrap_or(MISSING);
         }
-        push(course, times[index], &row)?;
+        push(series, times[index], &row)?;
         for (at, of_column) in spreads.iter().enumerate() {
-            add_spread(course, at, of_column, index);
+            add_spread(series, at, of_column, index);
         }
     }
     Ok(())
@@ -427,16 +427,16 @@ fn read_spreads(group: &Group, table: &Table, count: usize) -> Result<Vec<Spread
     Ok(all)
 }
 
-fn add_spread(course: &mut Course, at: usize, values: &SpreadValues, index: usize) {
-    let column = &course.table.columns[at];
+fn add_spread(series: &mut Series, at: usize, values: &SpreadValues, index: usize) {
+    let column = &series.table.columns[at];
     let value = |which: usize| {
         let value: Option<&f64> = values[which].get(index);
         value.filter(|value| value.is_finite()).map(|value| value / column.scale)
     };
     let (Some(low), Some(high)) = (value(0), value(2)) else { return };
     let mean = value(1).filter(|_| column.kind == Kind::Gauge);
-    let last = course.len() - 1;
-    let spreads = course.spreads.get_or_insert_with(|| Box::new(Spreads::new(course.table)));
+    let last = series.len() - 1;
+    let spreads = series.spreads.get_or_insert_with(|| Box::new(Spreads::new(series.table)));
     spreads.set(at, last, Spread { low, mean, high });
     spreads.resize(last + 1);
 }

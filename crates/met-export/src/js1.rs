@@ -76,7 +76,7 @@ fn add_gpus<'a>(gpus: impl Iterator<Item = &'a GpuUse>, one: &mut Map<String, Va
     let mut lists = [Map::new(), Map::new(), Map::new()];
     for gpu in gpus {
         let percent =
-            gpu.utilization.or(gpu.card_utilization).map(|used| json!((used * 1000.0).round() / 10.0));
+            gpu.utilization.or(gpu.gpu_utilization).map(|used| json!((used * 1000.0).round() / 10.0));
         let values = [
             gpu.memory_total_bytes.map(|bytes| json!(bytes)),
             gpu.memory_peak_bytes.map(|bytes| json!(bytes)),

@@ -4,14 +4,14 @@ use std::io::{BufRead, Read, Write};
 
 use anyhow::{Context, Result, bail, ensure};
 use met_core::job::Record;
-use met_core::series::{Course, SPREAD_NAMES, Spread, Spreads};
+use met_core::series::{SPREAD_NAMES, Series, Spread, Spreads};
 use met_core::{Column, Kind, MISSING, Table};
 use met_insight::answers::Beside;
 use met_insight::json;
 use serde_json::{Map, Value, json};
 
 use crate::foreign::{self, CELLS_MAX, SERIES_MAX};
-use crate::{ExportedJob, JobWriter, Series, earlier_json, identity, tables};
+use crate::{ExportedJob, JobWriter, PartSeries, earlier_json, identity, tables};
 
 /// A record is bounded to half a megabyte, and a job's line has its figures twice.
 pub const LINE_BYTES_MAX: usize = 4 << 20;
@@ -63,7 +63,7 @@ impl<W: Write> JobWriter for Jsonl<W> {
         line.insert(RECORD.to_owned(), serde_json::to_value(&job.record)?);
         self.line(&line)?;
         for series in &job.series {
-            for index in 0..series.course.len() {
+            for index in 0..series.series.len() {
                 self.line(&sample(&job.record, series, index))?;
             }
         }
@@ -92,17 +92,17 @@ fn named(kind: &str, record: &Record) -> Map<String, Value> {
     Map::from_iter(first.map(|(name, value): (&str, Value)| (name.to_owned(), value)))
 }
 
-fn sample(record: &Record, Series { part, course }: &Series, index: usize) -> Map<String, Value> {
+fn sample(record: &Record, PartSeries { part, series }: &PartSeries, index: usize) -> Map<String, Value> {
     let mut line = named(SAMPLE_LINE, record);
-    line.insert(TABLE.to_owned(), course.table.name.into());
+    line.insert(TABLE.to_owned(), series.table.name.into());
     line.insert(PART.to_owned(), part.as_str().into());
-    line.insert(TIME.to_owned(), json::time(course.times_ms[index].saturating_mul(1_000_000)).into());
+    line.insert(TIME.to_owned(), json::time(series.times_ms[index].saturating_mul(1_000_000)).into());
     let mut thinned = Map::new();
-    for (at, (column, cells)) in course.table.columns.iter().zip(&course.columns).enumerate() {
+    for (at, (column, cells)) in series.table.columns.iter().zip(&series.columns).enumerate() {
         if cells[index] != MISSING {
             line.insert(column.json_name(), json::number(column, cells[index]));
         }
-        if let Some(Spread { low, mean, high }) = course.spread(at, index) {
+        if let Some(Spread { low, mean, high }) = series.spread(at, index) {
             let known = SPREAD_NAMES.iter().zip([Some(low), mean, Some(high)]);
             let known = known
                 .filter_map(|(name, value)| Some(((*name).to_owned(), Value::from(value? * column.scale))));
@@ -192,13 +192,13 @@ impl Reader {
         // What a later version measures has no name here.
         let Some(table) = tables().into_iter().find(|table| table.name == name) else { return Ok(()) };
         let time_ns = text(TIME).and_then(json::parse_time).context("the sample has no time")?;
-        let course = course_of(&mut job.series, table, text(PART).unwrap_or_default())?;
+        let series = series_of(&mut job.series, table, text(PART).unwrap_or_default())?;
         let row: Vec<i64> = table.columns.iter().map(|column| cell(column, line)).collect();
-        push(course, time_ns, &row)?;
+        push(series, time_ns, &row)?;
         if let Some(thinned) = line.get(THINNED).and_then(Value::as_object) {
-            add_spreads(course, thinned);
+            add_spreads(series, thinned);
         }
-        let kinds = if course.spreads.is_some() { 1 + SPREAD_NAMES.len() } else { 1 };
+        let kinds = if series.spreads.is_some() { 1 + SPREAD_NAMES.len() } else { 1 };
         self.cells += row.len() * kinds;
         ensure!(self.cells <= CELLS_MAX, "more than {CELLS_MAX} values in one job");
         Ok(())
@@ -206,30 +206,30 @@ impl Reader {
 }
 
 /// Adds a sample behind those that there are.
-pub fn push(course: &mut Course, time_ns: i64, row: &[i64]) -> Result<()> {
+pub fn push(series: &mut Series, time_ns: i64, row: &[i64]) -> Result<()> {
     let time_ms = foreign::time_ns(time_ns)?.div_euclid(1_000_000);
-    let is_later = course.times_ms.last().is_none_or(|&last| last < time_ms);
+    let is_later = series.times_ms.last().is_none_or(|&last| last < time_ms);
     ensure!(is_later, "samples are not in the order of time");
-    course.push(time_ms, row);
+    series.push(time_ms, row);
     Ok(())
 }
 
 /// The series of a part; a new one where there is none yet.
-pub fn course_of<'a>(
-    series: &'a mut Vec<Series>,
+pub fn series_of<'a>(
+    parts: &'a mut Vec<PartSeries>,
     table: &'static Table,
     part: &str,
-) -> Result<&'a mut Course> {
-    let is_it = |known: &Series| known.part == part && known.course.table.name == table.name;
-    let at = match series.iter().rposition(is_it) {
+) -> Result<&'a mut Series> {
+    let is_it = |known: &PartSeries| known.part == part && known.series.table.name == table.name;
+    let at = match parts.iter().rposition(is_it) {
         Some(at) => at,
         None => {
-            ensure!(series.len() < SERIES_MAX, "more than {SERIES_MAX} series in one job");
-            series.push(Series { part: foreign::part(part), course: Course::new(table) });
-            series.len() - 1
+            ensure!(parts.len() < SERIES_MAX, "more than {SERIES_MAX} series in one job");
+            parts.push(PartSeries { part: foreign::part(part), series: Series::new(table) });
+            parts.len() - 1
         }
     };
-    Ok(&mut series[at].course)
+    Ok(&mut parts[at].series)
 }
 
 fn cell(column: &Column, line: &Map<String, Value>) -> i64 {
@@ -239,18 +239,18 @@ fn cell(column: &Column, line: &Map<String, Value>) -> i64 {
     known.or_else(|| foreign::scaled_cell(column, value?.as_f64()?)).unwrap_or(MISSING)
 }
 
-fn add_spreads(course: &mut Course, thinned: &Map<String, Value>) {
-    let last = course.len() - 1;
-    for (at, column) in course.table.columns.iter().enumerate() {
+fn add_spreads(series: &mut Series, thinned: &Map<String, Value>) {
+    let last = series.len() - 1;
+    for (at, column) in series.table.columns.iter().enumerate() {
         let Some(known) = thinned.get(&column.json_name()).and_then(Value::as_object) else { continue };
         let value = |which: usize| known.get(SPREAD_NAMES[which])?.as_f64().map(|value| value / column.scale);
         // What has no extremes has no spread; the samples of a counter say its mean.
         let (Some(low), Some(high)) = (value(0), value(2)) else { continue };
         let mean = value(1).filter(|_| column.kind == Kind::Gauge);
-        let spreads = course.spreads.get_or_insert_with(|| Box::new(Spreads::new(course.table)));
+        let spreads = series.spreads.get_or_insert_with(|| Box::new(Spreads::new(series.table)));
         spreads.set(at, last, Spread { low, mean, high });
     }
-    if let Some(spreads) = &mut course.spreads {
+    if let Some(spreads) = &mut series.spreads {
         spreads.resize(last + 1);
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use met_core::job::{Local, Record};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{DETAIL, JOB, Table, event, gpu};
 use met_insight::answers::{self, Beside};
 use met_insight::report::Machine;
@@ -35,7 +35,7 @@ pub struct ExportedJob {
     pub cpus: Option<u32>,
     /// Unix time of the export: what "now" is for a job that was still running.
     pub exported_ns: i64,
-    pub series: Vec<Series>,
+    pub series: Vec<PartSeries>,
     /// What its answers read of the runs of its lineage before it, newest first.
     pub earlier: Vec<Record>,
     /// What its answers read of other jobs on its node: sums, without the names of any.
@@ -44,9 +44,9 @@ pub struct ExportedJob {
 
 /// The samples of one table; the part is the name of an event or the uuid of a GPU.
 #[derive(Clone, Debug)]
-pub struct Series {
+pub struct PartSeries {
     pub part: String,
-    pub course: Course,
+    pub series: Series,
 }
 
 impl ExportedJob {
@@ -76,29 +76,29 @@ impl ExportedJob {
     }
 
     /// Adds a series unless it is empty.
-    pub fn add(&mut self, part: &str, course: Course) {
-        if !course.is_empty() {
-            self.series.push(Series { part: part.to_owned(), course });
+    pub fn add(&mut self, part: &str, series: Series) {
+        if !series.is_empty() {
+            self.series.push(PartSeries { part: part.to_owned(), series });
         }
     }
 
     /// The samples of a table and part; none where the file has none.
-    pub fn course(&self, table: &'static Table, part: &str) -> Course {
-        let known = |series: &&Series| series.course.table.name == table.name && series.part == part;
-        self.series.iter().find(known).map_or_else(|| Course::new(table), |series| series.course.clone())
+    pub fn series(&self, table: &'static Table, part: &str) -> Series {
+        let known = |series: &&PartSeries| series.series.table.name == table.name && series.part == part;
+        self.series.iter().find(known).map_or_else(|| Series::new(table), |series| series.series.clone())
     }
 }
 
 /// The tables of samples that a job may have.
 pub fn tables() -> [&'static Table; 4] {
-    [&JOB, &DETAIL, &event::TABLE, &gpu::card::TABLE]
+    [&JOB, &DETAIL, &event::TABLE, &gpu::device::TABLE]
 }
 
 /// Which parts of these tables a job has.
 pub fn parts(record: &Record) -> impl Iterator<Item = (&'static Table, &str)> {
     let whole = [(&JOB, ""), (&DETAIL, "")].into_iter();
     let events = record.events.iter().map(|event| (&event::TABLE, event.name.as_str()));
-    whole.chain(events).chain(record.gpus.iter().map(|gpu| (&gpu::card::TABLE, gpu.uuid.as_str())))
+    whole.chain(events).chain(record.gpus.iter().map(|gpu| (&gpu::device::TABLE, gpu.uuid.as_str())))
 }
 
 /// The record without what means something only on the machine of the job: processes, cgroups and paths.
@@ -235,7 +235,7 @@ pub fn fuzz(bytes: &[u8], mut more: impl FnMut(&ExportedJob)) {
         let object = met_insight::json::object(record, now_ns);
         assert_eq!(object["job"]["name"], record.name.as_str());
         let known = answers::Known::read(Duration::from_secs(1), record, machine, &mut |table, part| {
-            anyhow::Ok(job.course(table, part))
+            anyhow::Ok(job.series(table, part))
         })?;
         let known = known.beside(job.beside);
         answers::object(&known.answers(record, &job.earlier, now_ns));

@@ -12,7 +12,7 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::types::{Type, TypePtr};
 
 use crate::frame::{self, Cells, Frame, FrameColumn};
-use crate::{ExportedJob, JobWriter, Rows, Series};
+use crate::{ExportedJob, JobWriter, PartSeries, Rows};
 
 /// Samples and jobs that are held before they are written.
 const GROUP_ROWS: usize = 50_000;
@@ -54,9 +54,9 @@ impl<W: Write + Send> Parquet<W> {
 
 impl<W: Write + Send> JobWriter for Parquet<W> {
     fn job(&mut self, job: &ExportedJob) -> Result<()> {
-        let is_wanted = |series: &&Series| matches!(self.rows, Rows::Samples(table) if table.name == series.course.table.name);
-        let series: Vec<Series> = job.series.iter().filter(is_wanted).cloned().collect();
-        self.held_rows += series.iter().map(|series| series.course.len()).sum::<usize>();
+        let is_wanted = |series: &&PartSeries| matches!(self.rows, Rows::Samples(table) if table.name == series.series.table.name);
+        let series: Vec<PartSeries> = job.series.iter().filter(is_wanted).cloned().collect();
+        self.held_rows += series.iter().map(|series| series.series.len()).sum::<usize>();
         self.held
             .push(ExportedJob { series, ..ExportedJob::of(job.record.clone(), job.cpus, job.exported_ns) });
         if self.held_rows >= GROUP_ROWS || self.held.len() >= GROUP_JOBS { self.write_held() } else { Ok(()) }

@@ -2,7 +2,7 @@ use std::io::Cursor;
 
 use anyhow::Result;
 use met_core::job::{EventCount, QualityKind, Record, State};
-use met_core::series::{Course, Thinner};
+use met_core::series::{Series, Thinner};
 use met_core::{JOB, MISSING, event, gpu, job_table, sample};
 use met_insight::answers::EVIDENCE_MAX;
 use proptest::prelude::*;
@@ -13,9 +13,9 @@ use super::*;
 /// Jobs of all kinds, one with every kind of series, one of them thinned.
 fn jobs() -> Vec<ExportedJob> {
     let mut first = ExportedJob::new(&sample::full(1, "tr\"ain,\n"), Some(8), sample::NOW_NS);
-    let course = sample::course();
+    let series = sample::series();
     let mut thinner = Thinner::new(&JOB, 60_000);
-    thinner.push(&course);
+    thinner.push(&series);
     first.add("", thinner.finish());
     first.record.events = vec![EventCount {
         name: "cycles".to_owned(),
@@ -24,18 +24,18 @@ fn jobs() -> Vec<ExportedJob> {
         kind: QualityKind::Measured,
         source: "perf".to_owned(),
     }];
-    let mut events = Course::new(&event::TABLE);
+    let mut events = Series::new(&event::TABLE);
     for second in 0..3 {
         events.push(sample::START_NS / 1_000_000 + second * 1000, &[second << 50, MISSING, second]);
     }
     first.add("cycles", events);
-    let mut card = Course::new(&gpu::card::TABLE);
-    let mut cells = vec![MISSING; card.columns.len()];
-    (cells[gpu::card::POWER], cells[gpu::card::CLOCK]) = (71_234, 1_410);
-    card.push(1, &cells);
-    first.add("GPU-1", card);
+    let mut gpu = Series::new(&gpu::device::TABLE);
+    let mut cells = vec![MISSING; gpu.columns.len()];
+    (cells[gpu::device::POWER], cells[gpu::device::CLOCK]) = (71_234, 1_410);
+    gpu.push(1, &cells);
+    first.add("GPU-1", gpu);
     let mut second = ExportedJob::new(&sample::scheduled(), None, sample::NOW_NS);
-    second.add("", course);
+    second.add("", series);
     let mut runs: Vec<Record> = (4..50).map(|id| sample::full(id, "train")).collect();
     second.record.state = State::Finished;
     for run in &mut runs {
@@ -74,10 +74,10 @@ fn read_back(format: Format, bytes: &[u8]) -> Result<Vec<ExportedJob>> {
 /// All that is in it, as text.
 fn text(jobs: &[ExportedJob]) -> Vec<String> {
     let series = |job: &ExportedJob| {
-        let one = |Series { part, course }: &Series| {
+        let one = |PartSeries { part, series }: &PartSeries| {
             format!(
                 "{part} {} {:?} {:?} {:?}",
-                course.table.name, course.times_ms, course.columns, course.spreads
+                series.table.name, series.times_ms, series.columns, series.spreads
             )
         };
         job.series.iter().map(one).collect::<Vec<_>>()
@@ -92,7 +92,7 @@ fn text(jobs: &[ExportedJob]) -> Vec<String> {
 #[test]
 fn jobs_come_back_from_both_formats_as_they_were() {
     let jobs = jobs();
-    assert!(jobs[0].series[0].course.spreads.is_some(), "nothing was thinned");
+    assert!(jobs[0].series[0].series.spreads.is_some(), "nothing was thinned");
     for format in [Format::Jsonl, Format::Hdf5] {
         let bytes = written(format, Rows::Jobs, &jobs);
         let back = read_back(format, &bytes).unwrap();
@@ -133,7 +133,7 @@ fn a_file_has_the_findings_that_need_neighbours() {
     let found = |job: &ExportedJob| {
         let machine = Machine { cpus: job.cpus };
         let known = answers::Known::read(Duration::from_secs(1), &job.record, machine, &mut |table, part| {
-            anyhow::Ok(job.course(table, part))
+            anyhow::Ok(job.series(table, part))
         });
         known.unwrap().beside(job.beside).answers(&job.record, &job.earlier, job.exported_ns).findings
     };
@@ -317,8 +317,8 @@ fn files_of_earlier_versions_are_read() {
     let [first, second, third] = &from_lines[..] else { panic!("{}", from_lines.len()) };
     assert_eq!((first.record.name.as_str(), first.cpus), ("tr\"ain,\n", Some(8)));
     assert_eq!(first.record.totals.get(met_core::job_table::CPU), Some(256_900_000_000));
-    assert_eq!((first.series.len(), first.series[0].course.spreads.is_some()), (3, true));
-    assert_eq!(first.course(&event::TABLE, "cycles").columns[0], [0, 1 << 50, 2 << 50]);
+    assert_eq!((first.series.len(), first.series[0].series.spreads.is_some()), (3, true));
+    assert_eq!(first.series(&event::TABLE, "cycles").columns[0], [0, 1 << 50, 2 << 50]);
     assert_eq!((second.record.label().as_str(), second.series.len()), ("slurm:1234_7", 1));
     assert_eq!((third.record.state, third.exported_ns), (State::Running, sample::NOW_NS));
 }

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use met_core::JOB;
-use met_core::gpu::card;
-use met_core::series::Course;
+use met_core::gpu::device;
+use met_core::series::Series;
 use met_export::ExportedJob;
 use met_insight::answers::PhaseKind::{self, Compute, Idle, IdleTail, Light, StartUp};
 use met_insight::answers::{Job, Limit, Samples, answers};
@@ -122,20 +122,20 @@ fn rules() -> Rules {
     rules
 }
 
-fn told(name: &str, rules: &Rules) -> (Option<Limit>, Vec<String>, Vec<PhaseKind>) {
+fn reported(name: &str, rules: &Rules) -> (Option<Limit>, Vec<String>, Vec<PhaseKind>) {
     let mut job = recorded(name);
     job.record.allocated.cpus = Some(CPUS.into());
     job.record.allocated.nodes = Some(1);
-    let mut course = job.course(&JOB, "");
+    let mut series = job.series(&JOB, "");
     if let Some((_, seconds, _)) = WITHOUT_START.iter().find(|(of, ..)| *of == name) {
         let begin_ms = job.record.start_ns.unwrap() / 1_000_000 + seconds * 1000;
         job.record.start_ns = Some(begin_ms * 1_000_000);
-        course = since(&course, begin_ms);
+        series = since(&series, begin_ms);
     }
     let uuids: Vec<String> = job.record.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     let gpus: Vec<_> =
-        uuids.into_iter().map(|uuid| (uuid.clone(), job.course(&card::TABLE, &uuid))).collect();
-    let samples = Samples { course: &course, gap_ms: 5000, gpus: &gpus };
+        uuids.into_iter().map(|uuid| (uuid.clone(), job.series(&device::TABLE, &uuid))).collect();
+    let samples = Samples { series: &series, gap_ms: 5000, gpus: &gpus };
     let of = Job::new(&job.record, Machine { cpus: Some(CPUS) }, job.exported_ns).sampled(samples);
     let answers = answers(&of, rules);
     let mut found: Vec<String> = answers.findings.into_iter().map(|finding| finding.rule).collect();
@@ -145,11 +145,11 @@ fn told(name: &str, rules: &Rules) -> (Option<Limit>, Vec<String>, Vec<PhaseKind
 }
 
 /// The samples from a time on.
-fn since(course: &Course, begin_ms: i64) -> Course {
-    let mut rest = Course::new(course.table);
-    for index in course.times_ms.partition_point(|&time_ms| time_ms < begin_ms)..course.len() {
-        let cells: Vec<i64> = course.columns.iter().map(|cells| cells[index]).collect();
-        rest.push(course.times_ms[index], &cells);
+fn since(series: &Series, begin_ms: i64) -> Series {
+    let mut rest = Series::new(series.table);
+    for index in series.times_ms.partition_point(|&time_ms| time_ms < begin_ms)..series.len() {
+        let cells: Vec<i64> = series.columns.iter().map(|cells| cells[index]).collect();
+        rest.push(series.times_ms[index], &cells);
     }
     rest
 }
@@ -178,7 +178,7 @@ fn recorded_work_gets_the_right_answers() {
     let mut confusion: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     let mut notes: Vec<Notes> = Vec::new();
     for &(name, limit, expected, phases) in WORKLOADS {
-        let (answered, found, seen) = told(name, &rules);
+        let (answered, found, seen) = reported(name, &rules);
         let answered = answered.map_or("unknown", Limit::name);
         confusion.entry((limit.name(), answered)).or_default().push(name);
         let known = OTHERWISE.iter().find(|(of, ..)| *of == name).map_or(limit, |&(_, known, _)| known);

@@ -27,7 +27,7 @@ pub enum Resource {
     Cpus,
     /// Used: the peak.
     Memory,
-    /// Used: cards computing, on average.
+    /// Used: GPUs computing, on average.
     Gpus,
     Time,
     Nodes,
@@ -53,7 +53,7 @@ pub fn shares(record: &Record, now_ns: i64) -> Vec<Share> {
     let (cpus, cpu_quality) = used_cpus(record, now_ns);
     let (memory, memory_quality) = used_memory(record);
     let wall = seconds(average::wall_ns(record, now_ns));
-    let gpus = average::cards(record).filter(|_| record.covers_all_nodes());
+    let gpus = average::gpus(record).filter(|_| record.covers_all_nodes());
     let limit = requested.time_limit_ns.or(allocated.time_limit_ns);
     let share = |resource, requested, allocated, used, quality| Share {
         resource,

@@ -13,7 +13,7 @@ mod verdict;
 pub mod words;
 
 use met_core::job::Record;
-use met_core::series::Course;
+use met_core::series::Series;
 
 pub use bottleneck::{Bottleneck, Limit};
 pub use compared::Difference;
@@ -36,10 +36,10 @@ const FINDINGS_MAX: usize = 3;
 /// The samples of a job, and of its GPUs by uuid.
 #[derive(Clone, Copy, Debug)]
 pub struct Samples<'a> {
-    pub course: &'a Course,
+    pub series: &'a Series,
     /// A longer time without samples is a gap.
     pub gap_ms: i64,
-    pub gpus: &'a [(String, Course)],
+    pub gpus: &'a [(String, Series)],
 }
 
 /// What other jobs on the machine of a job say of it, where that is known.

@@ -59,14 +59,14 @@ pub fn level(record: &Record, column: usize) -> Option<f64> {
     Some(record.summaries.get(column)?.mean * JOB.columns[column].scale)
 }
 
-/// Cards computing on average. What is known card by card is the mean of the times in which each was seen; samples of
-/// all together lack a card that was lost.
-pub fn cards(record: &Record) -> Option<f64> {
+/// GPUs computing on average. What is known GPU by GPU is the mean of the times in which each was seen; samples of
+/// all together lack a GPU that was lost.
+pub fn gpus(record: &Record) -> Option<f64> {
     gpu::computing(record).or_else(|| level(record, GPU_UTILIZATION))
 }
 
-/// Memory of all cards together, the same way.
-pub fn card_memory_bytes(record: &Record) -> Option<f64> {
+/// Memory of all GPUs together, the same way.
+pub fn gpu_memory_bytes(record: &Record) -> Option<f64> {
     gpu::memory_bytes(record).or_else(|| level(record, GPU_MEMORY))
 }
 

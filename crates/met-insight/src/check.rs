@@ -10,7 +10,7 @@ use std::time::Duration;
 use met_core::by_threads::{both, by_threads};
 use met_core::job::{LOCAL, Record, State};
 use met_core::reaction::Reaction;
-use met_core::series::{Columns, Course};
+use met_core::series::{Columns, Series};
 use met_core::{Table, job_table};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -79,7 +79,7 @@ pub struct Look<'a> {
 
 /// Gives the samples of a job, a table and a part. Columns that are not wanted may be empty.
 pub type ReadSeries<'s, E> =
-    dyn FnMut(&Record, &'static Table, &str, Columns) -> Result<Course, E> + Send + 's;
+    dyn FnMut(&Record, &'static Table, &str, Columns) -> Result<Series, E> + Send + 's;
 
 type Found = (Vec<Finding>, Vec<FollowUp>);
 

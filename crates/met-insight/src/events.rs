@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_told_with_how_they_were_counted() {
+    fn events_are_reported_with_how_they_were_counted() {
         expect![[r#"{"counts":{"instructions":{"count":3000000,"counted_ratio":0.5,"kind":"estimated","source":"perf, cgroup"},"cpu_cycles":{"count":2000000,"counted_ratio":1.0,"kind":"measured","source":"perf, cgroup"},"task_clock":{"count":1500000000,"counted_ratio":1.0,"kind":"measured","source":"perf, cgroup"}},"derived":{"ipc":1.5}}"#]]
         .assert_eq(&object(&record(), sample::NOW_NS).to_string());
         let object = crate::json::object(&record(), sample::NOW_NS);
@@ -116,9 +116,9 @@ mod tests {
         expect![[r#"{"counts":{},"derived":{},"not_counted":{"instructions":{"reason":"does not count it"},"r7":{"reason":"not allowed"},"cpu_cycles":{"reason":"does not count it"}}}"#]]
         .assert_eq(&crate::json::object(&record, sample::NOW_NS)["events"].to_string());
         let notes = crate::report::report(&record, crate::report::Machine::default(), sample::NOW_NS).notes;
-        let told: Vec<_> = notes.iter().filter(|note| note.starts_with("perf events")).collect();
+        let reported: Vec<_> = notes.iter().filter(|note| note.starts_with("perf events")).collect();
         assert_eq!(
-            told,
+            reported,
             [
                 "perf events not counted: instructions, cpu_cycles (does not count it)",
                 "perf events not counted: r7 (not allowed)",

@@ -1,4 +1,4 @@
-//! What a job did with its cards, for programs and in sums.
+//! What a job did with its GPUs, for programs and in sums.
 
 use met_core::job::{GpuUse, Record};
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ fn figures(gpu: &GpuUse) -> Value {
         "used_seconds": gpu.utilization.map(|_| gpu.used_ns as f64 / 1e9),
         "processes": gpu.processes,
         "utilization_ratio": gpu.utilization,
-        "card_utilization_ratio": gpu.card_utilization,
+        "card_utilization_ratio": gpu.gpu_utilization,
         "encoder_ratio": gpu.encoder,
         "decoder_ratio": gpu.decoder,
         "copy_ratio": gpu.copy,
@@ -49,7 +49,7 @@ fn figures(gpu: &GpuUse) -> Value {
         "idle_power_watts": gpu.idle_power_mw.map(|mw| mw as f64 / 1e3),
         "idle_power_source": gpu.idle_power_source,
         "power_watts": power_watts(gpu),
-        "card_power_watts": gpu.card_power_mw.map(|mw| mw / 1e3),
+        "card_power_watts": gpu.gpu_power_mw.map(|mw| mw / 1e3),
         "temperature_max_celsius": gpu.temperature_max_mc.map(|mc| mc as f64 / 1e3),
         "clock_hertz": gpu.clock_mean_mhz.map(|mhz| mhz * 1e6),
         "clock_max_hertz": gpu.clock_max_mhz.map(|mhz| mhz * 1_000_000),
@@ -67,7 +67,7 @@ fn figures(gpu: &GpuUse) -> Value {
     })
 }
 
-/// The job's part of the card's power, on average.
+/// The job's part of the GPU's power, on average.
 pub fn power_watts(gpu: &GpuUse) -> Option<f64> {
     gpu.energy_kind?;
     let paid_ns = gpu.paid_ns.max(gpu.held_ns);
@@ -170,39 +170,39 @@ pub fn less_words(record: &Record) -> Option<&'static str> {
     }
 }
 
-/// Cards computing on average over the time of the one held longest, as the cards' own means say: 1 is one card fully
-/// used. A card of which nothing is known is not one that did nothing.
+/// GPUs computing on average over the time of the one held longest, as the GPUs' own means say: 1 is one GPU fully
+/// used. A GPU of which nothing is known is not one that did nothing.
 pub fn computing(record: &Record) -> Option<f64> {
-    Some(card_seconds(record)? / held(record).fold(0.0, f64::max))
+    Some(gpu_seconds(record)? / held(record).fold(0.0, f64::max))
 }
 
-/// The same as a share of the cards held: 1 is every one of them fully used as long as it was held.
+/// The same as a share of the GPUs held: 1 is every one of them fully used as long as it was held.
 pub fn ratio(record: &Record) -> Option<f64> {
-    Some(computing(record)? / cards(record))
+    Some(computing(record)? / gpus(record))
 }
 
-/// Cards held on average over the same time, of those whose use is known.
-pub fn cards(record: &Record) -> f64 {
+/// GPUs held on average over the same time, of those whose use is known.
+pub fn gpus(record: &Record) -> f64 {
     held(record).sum::<f64>() / held(record).fold(0.0, f64::max)
 }
 
-/// The time in which cards were computed on, all together.
-fn card_seconds(record: &Record) -> Option<f64> {
+/// The time in which GPUs were computed on, all together.
+fn gpu_seconds(record: &Record) -> Option<f64> {
     let seconds = |gpu: &GpuUse| Some(gpu.utilization? * held_seconds(gpu));
     record.gpus.iter().filter_map(seconds).reduce(|sum, seconds| sum + seconds)
 }
 
-/// How long each card was held whose use is known.
+/// How long each GPU was held whose use is known.
 fn held(record: &Record) -> impl Iterator<Item = f64> {
     record.gpus.iter().filter(|gpu| gpu.utilization.is_some()).map(held_seconds)
 }
 
-/// A card that was seen once counts, however little.
+/// A GPU that was seen once counts, however little.
 fn held_seconds(gpu: &GpuUse) -> f64 {
     gpu.held_ns.max(1) as f64 / 1e9
 }
 
-/// Memory of all cards together, on average.
+/// Memory of all GPUs together, on average.
 pub fn memory_bytes(record: &Record) -> Option<f64> {
     let known = record.gpus.iter().filter_map(|gpu| gpu.memory_mean_bytes);
     known.reduce(|sum, bytes| sum + bytes)
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn one_job_has_one_mean_over_its_cards_by_whatever_name() {
+    fn one_job_has_one_mean_over_its_gpus_by_whatever_name() {
         let mut record = sample::finished();
         assert_eq!((computing(&record), ratio(&record)), (None, None));
         let unknown = GpuUse { utilization: None, ..sample::gpu() };
@@ -248,12 +248,12 @@ mod tests {
         assert_eq!((computing(&record), ratio(&record)), (Some(used), Some(share)));
         assert_eq!(memory_bytes(&record), Some(3e9));
         assert_eq!(power_watts(&record.gpus[0]), Some(240.0));
-        // Samples know of the times in which a card was lost, and of nothing better.
-        let mut course = met_core::series::Course::new(&met_core::JOB);
+        // Samples know of the times in which a GPU was lost, and of nothing better.
+        let mut series = met_core::series::Series::new(&met_core::JOB);
         let mut cells = vec![met_core::MISSING; met_core::JOB.columns.len()];
         cells[met_core::job_table::GPU_UTILIZATION] = 300;
-        (0..3).for_each(|second| course.push(second * 1000, &cells));
-        record.summaries = course.summaries(5000);
+        (0..3).for_each(|second| series.push(second * 1000, &cells));
+        record.summaries = series.summaries(5000);
         record.allocated.gpus = Some(2);
         let shown = crate::json::object(&record, sample::NOW_NS);
         assert_eq!(shown["average"]["gpu_utilization_ratio"], used);

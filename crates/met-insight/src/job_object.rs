@@ -213,8 +213,8 @@ fn averages(record: &Record, now_ns: i64) -> Vec<(&'static str, f64)> {
     for column in levels.into_iter().chain([GPU_POWER]) {
         put(&NAMES[column], average::level(record, column));
     }
-    put(&NAMES[GPU_UTILIZATION], average::cards(record));
-    put(&NAMES[GPU_MEMORY], average::card_memory_bytes(record));
+    put(&NAMES[GPU_UTILIZATION], average::gpus(record));
+    put(&NAMES[GPU_MEMORY], average::gpu_memory_bytes(record));
     put("gpu_ratio", gpu::ratio(record));
     put("power_watts", average::per_second(record, ENERGY, now_ns));
     put("memory_ratio", average::memory_ratio(record));

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use met_core::job::{EarlierRequest, Emission, Figure, Part, QualityKind, Record, Resources};
 use met_core::job_processes::{JobProcess, is_complete};
-use met_core::series::{Course, SPREAD_NAMES};
+use met_core::series::{SPREAD_NAMES, Series};
 use met_core::{Column, JOB, MISSING, Unit};
 use serde_json::{Map, Value, json};
 
@@ -154,34 +154,34 @@ pub fn number(column: &Column, cell: i64) -> Value {
 }
 
 /// Times and the columns that were read, in their units; what was not read is null.
-pub fn course(course: &Course) -> Map<String, Value> {
+pub fn series(series: &Series) -> Map<String, Value> {
     let mut columns = Map::new();
-    for (column, cells) in course.table.columns.iter().zip(&course.columns) {
+    for (column, cells) in series.table.columns.iter().zip(&series.columns) {
         if cells.iter().any(|&cell| cell != MISSING) {
             let value = |&cell: &i64| (cell != MISSING).then(|| column.scaled(cell));
             columns.insert(column.json_name(), cells.iter().map(value).map(Value::from).collect());
         }
     }
-    let times = course.times_ms.iter().map(|time_ms| Value::from(time(time_ms * 1_000_000)));
+    let times = series.times_ms.iter().map(|time_ms| Value::from(time(time_ms * 1_000_000)));
     let mut object =
         Map::from_iter([("times".to_owned(), times.collect()), ("columns".to_owned(), columns.into())]);
-    if course.spreads.is_some() {
-        object.insert("thinned".to_owned(), thinned(course));
+    if series.spreads.is_some() {
+        object.insert("thinned".to_owned(), thinned(series));
     }
     object
 }
 
 /// What happened before the samples that thinning left: levels, and growths per second.
-fn thinned(course: &Course) -> Value {
+fn thinned(series: &Series) -> Value {
     let mut columns = Map::new();
-    for (index, column) in course.table.columns.iter().enumerate() {
-        let mut values: [Vec<Option<f64>>; 3] = std::array::from_fn(|_| vec![None; course.len()]);
-        let mut intervals = course.intervals(index, 0).filter(|interval| interval.is_thinned).peekable();
+    for (index, column) in series.table.columns.iter().enumerate() {
+        let mut values: [Vec<Option<f64>>; 3] = std::array::from_fn(|_| vec![None; series.len()]);
+        let mut intervals = series.intervals(index, 0).filter(|interval| interval.is_thinned).peekable();
         if intervals.peek().is_none() {
             continue;
         }
         for interval in intervals {
-            let row = course.times_ms.partition_point(|&time_ms| time_ms < interval.end_ms);
+            let row = series.times_ms.partition_point(|&time_ms| time_ms < interval.end_ms);
             let figures = [interval.low, interval.value, interval.peak];
             for (values, figure) in values.iter_mut().zip(figures) {
                 values[row] = Some(figure * column.scale);
@@ -330,16 +330,16 @@ mod tests {
     #[test]
     fn thinned_samples_have_their_extremes_and_means() {
         use met_core::job_table::{CPU, MEMORY_NEEDED};
-        let mut course = Course::new(&JOB);
+        let mut series = Series::new(&JOB);
         for second in 0..60 {
             let mut cells = vec![MISSING; JOB.columns.len()];
             (cells[CPU], cells[MEMORY_NEEDED]) = (second * 500_000_000, if second == 9 { 600 } else { 100 });
-            course.push(second * 1000, &cells);
+            series.push(second * 1000, &cells);
         }
-        assert_eq!(super::course(&course).get("thinned"), None);
+        assert_eq!(super::series(&series).get("thinned"), None);
         let mut thinner = met_core::series::Thinner::new(&JOB, 60_000);
-        thinner.push(&course);
-        let object = super::course(&thinner.finish());
+        thinner.push(&series);
+        let object = super::series(&thinner.finish());
         assert_eq!(object["times"].as_array().unwrap().len(), 2);
         assert_eq!(object["columns"]["cpu_seconds"], json!([0.0, 29.5]));
         assert_eq!(object["thinned"]["cpu_seconds"]["mean"], json!([null, 0.5]));

@@ -95,7 +95,7 @@ fn findings(jobs: &[Record]) -> Vec<Finding> {
 #[test]
 fn planted_offenders_are_found_and_nobody_else() {
     let jobs = month();
-    let told = |jobs: &[Record]| {
+    let reported = |jobs: &[Record]| {
         let groups = groups(&worthwhile(findings(jobs), true));
         let line = |group: &crate::check::Group| {
             format!("{} {} {}", group.user.as_deref().unwrap_or("-"), group.rule, group.count)
@@ -110,8 +110,8 @@ fn planted_offenders_are_found_and_nobody_else() {
         "holder gpus_idle 2",
         "swarm many_tiny_jobs 4",
     ];
-    assert_eq!(told(&jobs), expected);
+    assert_eq!(reported(&jobs), expected);
     let mut turned = jobs;
     turned.rotate_left(777);
-    assert_eq!(told(&turned), expected, "the order of jobs does not matter");
+    assert_eq!(reported(&turned), expected, "the order of jobs does not matter");
 }

@@ -1,7 +1,7 @@
 //! A series in a given number of equal spans, each with minimum, mean and maximum.
 
 use met_core::Kind;
-use met_core::series::{Course, Gaps};
+use met_core::series::{Gaps, Series};
 use serde_json::{Map, Value, json};
 
 use crate::json;
@@ -20,19 +20,19 @@ pub struct Reduced {
 /// Reduces these columns of a series. Columns that were never read are left out. The gap is the longest time between two
 /// samples that is bridged.
 pub fn reduced(
-    course: &Course,
+    series: &Series,
     columns: &[usize],
     (begin_ms, end_ms): (i64, i64),
     points: usize,
     gaps: impl Fn(usize) -> Gaps,
 ) -> Reduced {
     // Of no time, or without any sample, there is nothing to show.
-    if end_ms < begin_ms || course.times_ms.is_empty() {
+    if end_ms < begin_ms || series.times_ms.is_empty() {
         return Reduced { begin_ms, end_ms: begin_ms, columns: Vec::new(), points: 0 };
     }
     let known = columns.iter().filter_map(|&column| {
-        let scale = course.table.columns[column].scale;
-        let bins = resample::between(course, column, begin_ms, end_ms, points, gaps(column));
+        let scale = series.table.columns[column].scale;
+        let bins = resample::between(series, column, begin_ms, end_ms, points, gaps(column));
         let is_known = bins.iter().any(Option::is_some);
         let scaled = |bin: Option<Bin>| bin.map(|bin| bin.map(|value| value * scale));
         is_known.then(|| (column, bins.into_iter().map(scaled).collect()))
@@ -49,10 +49,10 @@ impl Reduced {
     }
 
     /// `times` has where each span begins, `columns` the minimum, mean and maximum in each of them.
-    pub fn object(&self, course: &Course) -> Map<String, Value> {
+    pub fn object(&self, series: &Series) -> Map<String, Value> {
         let mut columns = Map::new();
         for (index, bins) in &self.columns {
-            let column = &course.table.columns[*index];
+            let column = &series.table.columns[*index];
             let of = |figure: fn(&Bin) -> f64| -> Vec<Option<f64>> {
                 bins.iter().map(|bin| bin.as_ref().map(figure)).collect()
             };
@@ -85,25 +85,25 @@ mod tests {
     const GAP_MS: i64 = 10_000;
 
     /// Samples with CPU time and memory.
-    fn course(samples: &[(i64, i64, i64)]) -> Course {
-        let mut course = Course::new(&JOB);
+    fn series(samples: &[(i64, i64, i64)]) -> Series {
+        let mut series = Series::new(&JOB);
         for &(time_ms, cpu, memory) in samples {
             let mut cells = vec![MISSING; JOB.columns.len()];
             (cells[CPU], cells[MEMORY_NEEDED]) = (cpu, memory);
-            course.push(time_ms, &cells);
+            series.push(time_ms, &cells);
         }
-        course
+        series
     }
 
-    fn span(course: &Course) -> (i64, i64) {
-        (course.times_ms[0], course.times_ms[course.len() - 1])
+    fn span(series: &Series) -> (i64, i64) {
+        (series.times_ms[0], series.times_ms[series.len() - 1])
     }
 
     #[test]
     fn a_time_that_ends_before_it_begins_has_no_points() {
-        let course = course(&[(5_000, 1, 5), (6_000, 2, 7)]);
-        for (course, span) in [(&course, (9_000, 6_000)), (&Course::new(&JOB), (0, 0))] {
-            let object = reduced(course, &[CPU], span, 3, |_| GAP_MS.into()).object(course);
+        let series = series(&[(5_000, 1, 5), (6_000, 2, 7)]);
+        for (series, span) in [(&series, (9_000, 6_000)), (&Series::new(&JOB), (0, 0))] {
+            let object = reduced(series, &[CPU], span, 3, |_| GAP_MS.into()).object(series);
             assert_eq!((&object["times"], &object["columns"]), (&json!([]), &json!({})));
             assert_eq!(object["span_seconds"], 0.0);
         }
@@ -111,24 +111,24 @@ mod tests {
 
     #[test]
     fn a_gap_stays_a_gap_and_what_was_never_read_is_left_out() {
-        let course =
-            course(&[(0, MISSING, 5), (1000, MISSING, 7), (60_000, MISSING, 9), (61_000, MISSING, 9)]);
-        let reduced = reduced(&course, &[CPU, MEMORY_NEEDED], span(&course), 61, |_| GAP_MS.into());
+        let series =
+            series(&[(0, MISSING, 5), (1000, MISSING, 7), (60_000, MISSING, 9), (61_000, MISSING, 9)]);
+        let reduced = reduced(&series, &[CPU, MEMORY_NEEDED], span(&series), 61, |_| GAP_MS.into());
         let [(column, bins)] = &reduced.columns[..] else { panic!("{reduced:?}") };
         assert_eq!(*column, MEMORY_NEEDED);
         assert_eq!(bins.iter().flatten().count(), 2);
         assert_eq!((bins[0].unwrap().min, bins[0].unwrap().mean, bins[0].unwrap().max), (5.0, 6.0, 7.0));
         assert!(bins[1..60].iter().all(Option::is_none));
-        let object = Value::Object(reduced.object(&course));
+        let object = Value::Object(reduced.object(&series));
         assert_eq!(object["columns"]["memory_needed_bytes"]["max"][1], Value::Null);
         assert_eq!((&object["span_seconds"], object["times"].as_array().unwrap().len()), (&json!(1.0), 61));
     }
 
     #[test]
     fn a_counter_is_a_rate_in_its_unit() {
-        let course =
-            course(&[(0, 0, MISSING), (1000, 2_000_000_000, MISSING), (2000, 2_000_000_000, MISSING)]);
-        let object = reduced(&course, &[CPU], span(&course), 2, |_| GAP_MS.into()).object(&course);
+        let series =
+            series(&[(0, 0, MISSING), (1000, 2_000_000_000, MISSING), (2000, 2_000_000_000, MISSING)]);
+        let object = reduced(&series, &[CPU], span(&series), 2, |_| GAP_MS.into()).object(&series);
         let expected =
             json!({ "per_second": true, "min": [2.0, 0.0], "mean": [2.0, 0.0], "max": [2.0, 0.0] });
         assert_eq!(object["columns"]["cpu_seconds"], expected);
@@ -145,8 +145,8 @@ mod tests {
                 time_ms += elapsed_ms;
                 (time_ms, MISSING, memory)
             }).collect();
-            let course = course(&samples);
-            let reduced = reduced(&course, &[MEMORY_NEEDED], span(&course), points, |_| GAP_MS.into());
+            let series = series(&samples);
+            let reduced = reduced(&series, &[MEMORY_NEEDED], span(&series), points, |_| GAP_MS.into());
             // Of what is between two samples that are no gap apart.
             let bridged: Vec<(i64, i64)> = samples.windows(2)
                 .filter(|pair| pair[1].0 - pair[0].0 <= GAP_MS)
@@ -167,8 +167,8 @@ mod tests {
 
         #[test]
         fn a_span_without_samples_is_empty(gap_ms in 20_000i64..1_000_000, points in 1usize..200) {
-            let course = course(&[(0, MISSING, 1), (1000, MISSING, 1), (1000 + gap_ms, MISSING, 1), (2000 + gap_ms, MISSING, 1)]);
-            let reduced = reduced(&course, &[MEMORY_NEEDED], span(&course), points, |_| GAP_MS.into());
+            let series = series(&[(0, MISSING, 1), (1000, MISSING, 1), (1000 + gap_ms, MISSING, 1), (2000 + gap_ms, MISSING, 1)]);
+            let reduced = reduced(&series, &[MEMORY_NEEDED], span(&series), points, |_| GAP_MS.into());
             let times: Vec<i64> = reduced.times_ms().chain([2000 + gap_ms]).collect();
             for (index, bin) in reduced.columns[0].1.iter().enumerate() {
                 let is_in_gap = times[index] >= 1001 && times[index + 1] < 1000 + gap_ms;

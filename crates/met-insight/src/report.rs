@@ -2,7 +2,7 @@
 //!
 //! An amount that is not known is left out; it is never shown as 0.
 
-mod card;
+mod device;
 mod energy;
 mod facts;
 mod figures;
@@ -20,7 +20,7 @@ use met_core::job_table as column;
 
 use crate::answers::Answers;
 use crate::{events, work};
-use card::gpu;
+use device::gpu;
 pub use outcome::{cause, outcome, signal_name};
 use reader::Reader;
 
@@ -110,7 +110,7 @@ pub struct Section {
     pub lines: Vec<Line>,
 }
 
-/// Of one thing among several, such as a card: what there is to say before its lines.
+/// Of one thing among several, such as a GPU: what there is to say before its lines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Heading {
     pub label: String,
@@ -163,7 +163,7 @@ pub enum Measure {
     Watts,
     Celsius,
     Hertz,
-    Cards,
+    Gpus,
 }
 
 /// What of the machine the report may say besides the record.
@@ -266,8 +266,8 @@ mod tests {
         let account = |record: &Record| {
             let report = report(record, Machine::default(), sample::NOW_NS);
             let line = &report.sections[0].lines[0];
-            let told = line.details.iter().find(|detail| detail.before == "by its scheduler");
-            (told.and_then(|detail| detail.amount).map(|amount| amount.value), report.notes)
+            let reported = line.details.iter().find(|detail| detail.before == "by its scheduler");
+            (reported.and_then(|detail| detail.amount).map(|amount| amount.value), report.notes)
         };
         record.totals.set(column::CPU, 8_000_000_000, QualityKind::Measured, "cgroup ancestor");
         assert_eq!(account(&record), (None, Vec::new()));
@@ -517,19 +517,19 @@ mod tests {
         let gap = note(QualityKind::LowerBound, "RAPL, by CPU time, not watched all the time");
         assert!(gap.contains("daemon"), "{gap}");
         assert_eq!(note(QualityKind::Attributed, "RAPL, by CPU time"), "");
-        let mut with_cards = sample::finished();
-        with_cards.totals.set(column::GPU_ENERGY, 1_000_000, QualityKind::Measured, "energy counter");
+        let mut with_gpus = sample::finished();
+        with_gpus.totals.set(column::GPU_ENERGY, 1_000_000, QualityKind::Measured, "energy counter");
         let notes = |record: &Record| report(record, Machine::default(), sample::NOW_NS).notes.concat();
         let kind = QualityKind::Estimated;
-        with_cards.totals.set(column::ENERGY, 2_000_000, kind, "energy counter of GPUs; 2 CPUs, by CPU time");
-        assert!(notes(&with_cards).starts_with("only GPU energy was metered"));
+        with_gpus.totals.set(column::ENERGY, 2_000_000, kind, "energy counter of GPUs; 2 CPUs, by CPU time");
+        assert!(notes(&with_gpus).starts_with("only GPU energy was metered"));
         // What is next to nothing needs no word.
-        let mut nearly_all = with_cards.clone();
+        let mut nearly_all = with_gpus.clone();
         nearly_all.totals.set(column::GPU_ENERGY, 1_990_000, kind, "integral of power");
         assert_eq!(notes(&nearly_all), "");
-        // Doubt about a card is none about the meters of the machine.
-        with_cards.totals.set(column::ENERGY_CPU, 1_000_000, QualityKind::Attributed, "RAPL, by CPU time");
-        assert_eq!(notes(&with_cards), "");
+        // Doubt about a GPU is none about the meters of the machine.
+        with_gpus.totals.set(column::ENERGY_CPU, 1_000_000, QualityKind::Attributed, "RAPL, by CPU time");
+        assert_eq!(notes(&with_gpus), "");
         assert_eq!(note(QualityKind::LowerBound, "several nodes"), "");
     }
 }

@@ -1,4 +1,4 @@
-//! A course in as many steps as a plot has columns.
+//! A series in as many steps as a plot has columns.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use met_core::gpu::card;
-use met_core::series::{Course, Gaps, Interval, RATE_MIN_MS, Spread, Spreads};
+use met_core::gpu::device;
+use met_core::series::{Gaps, Interval, RATE_MIN_MS, Series, Spread, Spreads};
 use met_core::{JOB, Kind, MISSING};
 
 /// What a column did in one step of the plot, in the column's sub-unit; counters: their growth per second.
@@ -26,17 +26,17 @@ impl Bin {
     }
 }
 
-/// The span of a course cut into equal bins. A bin that no sample covers is `None`: a gap stays a gap.
-pub fn bins(course: &Course, column: usize, count: usize, gaps: impl Into<Gaps>) -> Vec<Option<Bin>> {
-    let (Some(&first_ms), Some(&last_ms)) = (course.times_ms.first(), course.times_ms.last()) else {
+/// The span of a series cut into equal bins. A bin that no sample covers is `None`: a gap stays a gap.
+pub fn bins(series: &Series, column: usize, count: usize, gaps: impl Into<Gaps>) -> Vec<Option<Bin>> {
+    let (Some(&first_ms), Some(&last_ms)) = (series.times_ms.first(), series.times_ms.last()) else {
         return vec![None; count];
     };
-    between(course, column, first_ms, last_ms, count, gaps)
+    between(series, column, first_ms, last_ms, count, gaps)
 }
 
-/// The same over a span that the caller chooses, so that several courses share an axis.
+/// The same over a span that the caller chooses, so that several series share an axis.
 pub fn between(
-    course: &Course,
+    series: &Series,
     column: usize,
     begin_ms: i64,
     end_ms: i64,
@@ -44,7 +44,7 @@ pub fn between(
     gaps: impl Into<Gaps>,
 ) -> Vec<Option<Bin>> {
     let mut bins = Bins::new(begin_ms, end_ms, count);
-    rates(course, column, gaps).iter().for_each(|interval| bins.add(interval));
+    rates(series, column, gaps).iter().for_each(|interval| bins.add(interval));
     bins.finish()
 }
 
@@ -115,15 +115,15 @@ impl Within {
 
 /// The intervals that are drawn. A counter that was read twice in a moment grew by what was counted late: such an
 /// interval is one with its neighbour, so that bars and peaks are made of the same rates in any number of bins.
-pub fn rates(course: &Course, column: usize, gaps: impl Into<Gaps>) -> Vec<Interval> {
-    let mut all = Vec::with_capacity(course.len());
-    all.extend(course.intervals(column, gaps.into()));
+pub fn rates(series: &Series, column: usize, gaps: impl Into<Gaps>) -> Vec<Interval> {
+    let mut all = Vec::with_capacity(series.len());
+    all.extend(series.intervals(column, gaps.into()));
     let is_shorter = |one: &Interval, than_ms: i64| !one.is_thinned && one.end_ms - one.begin_ms < than_ms;
     // No median is needed for that.
     if !all.iter().any(|one| is_shorter(one, RATE_MIN_MS)) {
         return all;
     }
-    let least_ms = shortest_of_rates(course, column, &all);
+    let least_ms = shortest_of_rates(series, column, &all);
     let is_short = |one: &Interval| is_shorter(one, least_ms);
     // Mostly the samples are as far apart as usual.
     if !all.iter().any(is_short) {
@@ -147,9 +147,9 @@ pub fn rates(course: &Course, column: usize, gaps: impl Into<Gaps>) -> Vec<Inter
     merged
 }
 
-/// The [`rates`] of the columns of a course.
+/// The [`rates`] of the columns of a series.
 pub struct Rates<'a> {
-    course: &'a Course,
+    series: &'a Series,
     gap_ms: i64,
     /// No two samples are so near each other that rates may be joined.
     is_even: bool,
@@ -158,19 +158,19 @@ pub struct Rates<'a> {
 }
 
 impl<'a> Rates<'a> {
-    pub fn new(course: &'a Course, gap_ms: i64) -> Rates<'a> {
-        let is_even = course.times_ms.windows(2).all(|pair| pair[1].saturating_sub(pair[0]) >= RATE_MIN_MS);
-        Rates { course, gap_ms, is_even, known: RefCell::default() }
+    pub fn new(series: &'a Series, gap_ms: i64) -> Rates<'a> {
+        let is_even = series.times_ms.windows(2).all(|pair| pair[1].saturating_sub(pair[0]) >= RATE_MIN_MS);
+        Rates { series, gap_ms, is_even, known: RefCell::default() }
     }
 
-    pub fn course(&self) -> &'a Course {
-        self.course
+    pub fn series(&self) -> &'a Series {
+        self.series
     }
 
     /// Those of a column, kept for the next time.
     pub fn of(&self, column: usize) -> Rc<Vec<Interval>> {
         self.kept(column).unwrap_or_else(|| {
-            let found = Rc::new(rates(self.course, column, self.gap_ms));
+            let found = Rc::new(rates(self.series, column, self.gap_ms));
             self.known.borrow_mut().push((column, Rc::clone(&found)));
             found
         })
@@ -179,13 +179,13 @@ impl<'a> Rates<'a> {
     /// Calls `each` with those of a column. They are not kept: of a long series they take megabytes.
     pub fn each(&self, column: usize, mut each: impl FnMut(&Interval)) {
         debug_assert_eq!(
-            self.course.columns[column].len(),
-            self.course.len(),
+            self.series.columns[column].len(),
+            self.series.len(),
             "column {column} was not read"
         );
         match self.kept(column) {
             None if self.is_even => {
-                self.course.intervals(column, self.gap_ms).for_each(|interval| each(&interval));
+                self.series.intervals(column, self.gap_ms).for_each(|interval| each(&interval));
             }
             None => self.of(column).iter().for_each(each),
             Some(known) => known.iter().for_each(each),
@@ -208,28 +208,28 @@ fn together(one: &Interval, next: &Interval) -> Interval {
     Interval { end_ms: next.end_ms, value, low: value, peak: value, ..*one }
 }
 
-/// A course whose only column, `plus[0]`, holds the sum of several, sample by sample, without `minus`: the peaks of the
+/// A series whose only column, `plus[0]`, holds the sum of several, sample by sample, without `minus`: the peaks of the
 /// parts are not at the same time, and their sum is not a peak. A column that was never read counts nothing; a
 /// sample that lacks one of the others has no sum.
-pub fn combined(course: &Course, plus: &[usize], minus: Option<usize>) -> Course {
-    let is_known = |column: &&usize| course.columns[**column].iter().any(|&cell| cell != MISSING);
+pub fn combined(series: &Series, plus: &[usize], minus: Option<usize>) -> Series {
+    let is_known = |column: &&usize| series.columns[**column].iter().any(|&cell| cell != MISSING);
     let plus_known: Vec<usize> = plus.iter().filter(is_known).copied().collect();
     let sum = |row: usize| {
-        let cell = |column: usize| Some(course.columns[column][row]).filter(|&cell| cell != MISSING);
+        let cell = |column: usize| Some(series.columns[column][row]).filter(|&cell| cell != MISSING);
         let whole = plus_known.iter().map(|&column| cell(column)).sum::<Option<i64>>()?;
         minus.map_or(Some(whole), |minus| Some(whole - cell(minus)?))
     };
-    let mut combined = Course::new(course.table);
-    combined.times_ms.clone_from(&course.times_ms);
+    let mut combined = Series::new(series.table);
+    combined.times_ms.clone_from(&series.times_ms);
     if let Some(&first) = plus.first() {
         combined.columns[first] = match plus_known.is_empty() {
-            true => vec![MISSING; course.len()],
-            false => (0..course.len()).map(|row| sum(row).unwrap_or(MISSING)).collect(),
+            true => vec![MISSING; series.len()],
+            false => (0..series.len()).map(|row| sum(row).unwrap_or(MISSING)).collect(),
         };
-        if course.spreads.is_some() && !plus_known.is_empty() {
+        if series.spreads.is_some() && !plus_known.is_empty() {
             let signed =
                 plus_known.iter().map(|&column| (column, 1.0)).chain(minus.map(|minus| (minus, -1.0)));
-            spread_of_sum(course, &signed.collect::<Vec<_>>(), first, &mut combined);
+            spread_of_sum(series, &signed.collect::<Vec<_>>(), first, &mut combined);
         }
     }
     combined
@@ -237,15 +237,15 @@ pub fn combined(course: &Course, plus: &[usize], minus: Option<usize>) -> Course
 
 /// Where samples were removed: the lowest and the highest that the sum had for certain, when one part had its own and
 /// the others their means.
-fn spread_of_sum(course: &Course, parts: &[(usize, f64)], into: usize, combined: &mut Course) {
+fn spread_of_sum(series: &Series, parts: &[(usize, f64)], into: usize, combined: &mut Series) {
     let by_end = |&(column, _): &(usize, f64)| -> HashMap<i64, Interval> {
-        let removed = course.intervals(column, 0).filter(|interval| interval.is_thinned);
+        let removed = series.intervals(column, 0).filter(|interval| interval.is_thinned);
         removed.map(|interval| (interval.end_ms, interval)).collect()
     };
     let intervals: Vec<HashMap<i64, Interval>> = parts.iter().map(by_end).collect();
-    let mut spreads = Spreads::new(course.table);
-    spreads.resize(course.len());
-    for (row, time_ms) in course.times_ms.iter().enumerate() {
+    let mut spreads = Spreads::new(series.table);
+    spreads.resize(series.len());
+    for (row, time_ms) in series.times_ms.iter().enumerate() {
         let all: Option<Vec<&Interval>> = intervals.iter().map(|of_part| of_part.get(time_ms)).collect();
         let Some(all) = all.filter(|all| all.iter().all(|one| one.begin_ms == all[0].begin_ms)) else {
             continue;
@@ -255,15 +255,15 @@ fn spread_of_sum(course: &Course, parts: &[(usize, f64)], into: usize, combined:
         let ends =
             signed.flat_map(|(one, sign)| [one.low, one.peak].map(|end| mean + (end - one.value) * sign));
         let (low, high) = ends.fold((mean, mean), |(low, high), end| (low.min(end), high.max(end)));
-        let is_gauge = course.table.columns[into].kind == Kind::Gauge;
+        let is_gauge = series.table.columns[into].kind == Kind::Gauge;
         spreads.set(into, row, Spread { low, mean: is_gauge.then_some(mean), high });
     }
     combined.spreads = Some(Box::new(spreads));
 }
 
 /// Half of the usual interval, and no more than that of a moment; a level is as good after any time.
-fn shortest_of_rates(course: &Course, column: usize, intervals: &[Interval]) -> i64 {
-    if course.table.columns[column].kind == Kind::Gauge {
+fn shortest_of_rates(series: &Series, column: usize, intervals: &[Interval]) -> i64 {
+    if series.table.columns[column].kind == Kind::Gauge {
         return 0;
     }
     let read = intervals.iter().filter(|interval| !interval.is_thinned);
@@ -277,10 +277,10 @@ pub fn gap_ms(interval: Duration) -> i64 {
     (interval.as_millis() as i64 * 25).max(25_000)
 }
 
-/// The same for a course whose period may have been changed meanwhile: what many of its spans are is no gap.
-pub fn gap_ms_of(course: &Course, interval: Duration) -> i64 {
+/// The same for a series whose period may have been changed meanwhile: what many of its spans are is no gap.
+pub fn gap_ms_of(series: &Series, interval: Duration) -> i64 {
     const SPANS_MIN: usize = 20;
-    let mut spans = course.spans_ms();
+    let mut spans = series.spans_ms();
     let place = spans.len() * 9 / 10;
     let usual_ms = (spans.len() >= SPANS_MIN).then(|| *spans.select_nth_unstable(place).1);
     gap_ms(interval).max(usual_ms.map_or(0, |usual_ms| usual_ms.saturating_mul(3)))
@@ -296,10 +296,10 @@ pub fn look_gap_ms(mut spans: Vec<i64>, least_ms: i64) -> i64 {
 
 /// Which times between samples are drawn as gaps. A job may be sampled every `interval` and less often with its age;
 /// events are then as far apart as that, while all jobs and GPUs are read at least every ten seconds.
-pub fn gaps(course: &Course, interval: Duration, start_ms: Option<i64>) -> Gaps {
+pub fn gaps(series: &Series, interval: Duration, start_ms: Option<i64>) -> Gaps {
     let gaps = Gaps::paced(gap_ms(interval), start_ms);
-    match course.table.name {
-        name if name == card::TABLE.name => gpu_gaps(gaps.read_together()),
+    match series.table.name {
+        name if name == device::TABLE.name => gpu_gaps(gaps.read_together()),
         name if name == JOB.name => gaps.read_together(),
         _ => gaps,
     }
@@ -314,19 +314,19 @@ pub fn gpu_gaps(gaps: Gaps) -> Gaps {
 }
 
 /// The samples up to the end of the job, and the first one after it.
-pub fn until(mut course: Cow<'_, Course>, end_ms: Option<i64>) -> Cow<'_, Course> {
+pub fn until(mut series: Cow<'_, Series>, end_ms: Option<i64>) -> Cow<'_, Series> {
     if let Some(end_ms) =
-        end_ms.filter(|&end_ms| course.times_ms.last().is_some_and(|&last_ms| last_ms > end_ms))
+        end_ms.filter(|&end_ms| series.times_ms.last().is_some_and(|&last_ms| last_ms > end_ms))
     {
-        let count = course.times_ms.partition_point(|&time_ms| time_ms <= end_ms);
-        let course = course.to_mut();
-        course.truncate((count + 1).min(course.len()));
-        if let Some(last_ms) = course.times_ms.last_mut() {
+        let count = series.times_ms.partition_point(|&time_ms| time_ms <= end_ms);
+        let series = series.to_mut();
+        series.truncate((count + 1).min(series.len()));
+        if let Some(last_ms) = series.times_ms.last_mut() {
             // That one was taken a moment later, when nothing changed any more.
             *last_ms = (*last_ms).min(end_ms);
         }
     }
-    course
+    series
 }
 
 /// The next round number above, in the unit it will be written in.
@@ -385,57 +385,57 @@ mod tests {
 
     use super::*;
 
-    fn course(samples: &[(i64, i64, i64)]) -> Course {
-        let mut course = Course::new(&JOB);
+    fn series(samples: &[(i64, i64, i64)]) -> Series {
+        let mut series = Series::new(&JOB);
         for &(time_ms, cpu, memory) in samples {
             let mut cells = vec![MISSING; JOB.columns.len()];
             (cells[CPU], cells[MEMORY_NEEDED]) = (cpu, memory);
-            course.push(time_ms, &cells);
+            series.push(time_ms, &cells);
         }
-        course
+        series
     }
 
     #[test]
     fn peaks_at_different_times_are_not_added() {
         // Sixty MB are read, then sixty written.
-        let mut course = Course::new(&JOB);
+        let mut series = Series::new(&JOB);
         for (second, read, written) in [(0, 0, 0), (1, 60, 0), (2, 60, 60), (3, MISSING, 60)] {
             let mut cells = vec![MISSING; JOB.columns.len()];
             (cells[READ], cells[WRITTEN], cells[MEMORY_NEEDED]) = (read, written, 100 - second);
-            course.push(second * 1000, &cells);
+            series.push(second * 1000, &cells);
         }
-        let both = combined(&course, &[READ, WRITTEN, READ_CALL], None);
+        let both = combined(&series, &[READ, WRITTEN, READ_CALL], None);
         assert_eq!(both.columns[READ], [0, 60, 120, MISSING]);
         assert_eq!(bins(&both, READ, 1, 5000)[0].map(|bin| bin.max), Some(60.0));
-        assert_eq!(combined(&course, &[WRITTEN], Some(READ)).columns[WRITTEN], [0, -60, 0, MISSING]);
-        let unknown = combined(&course, &[READ_CALL], None);
-        assert_eq!(unknown.columns[READ_CALL], course.columns[READ_CALL], "nothing is known of it");
+        assert_eq!(combined(&series, &[WRITTEN], Some(READ)).columns[WRITTEN], [0, -60, 0, MISSING]);
+        let unknown = combined(&series, &[READ_CALL], None);
+        assert_eq!(unknown.columns[READ_CALL], series.columns[READ_CALL], "nothing is known of it");
     }
 
     #[test]
     fn a_plot_of_thinned_samples_has_the_peaks_and_means_of_before() {
-        let mut course = Course::new(&JOB);
+        let mut series = Series::new(&JOB);
         let (mut read, mut written) = (0, 0);
         for second in 0..3600 {
             read += if second == 700 { 5_000_000 } else { 1000 };
             written += 500;
             let mut cells = vec![MISSING; JOB.columns.len()];
             (cells[READ], cells[WRITTEN], cells[MEMORY_NEEDED]) = (read, written, 100 + second % 50);
-            course.push(second * 1000, &cells);
+            series.push(second * 1000, &cells);
         }
         let mut thinner = met_core::series::Thinner::new(&JOB, 600_000);
-        thinner.push(&course);
+        thinner.push(&series);
         let thinned = thinner.finish();
         assert!(thinned.len() < 10);
-        let figures = |course: &Course| {
-            let io = combined(course, &[READ, WRITTEN], None);
+        let figures = |series: &Series| {
+            let io = combined(series, &[READ, WRITTEN], None);
             let io = bins(&io, READ, 6, 25_000);
-            let memory = bins(course, MEMORY_NEEDED, 1, 25_000)[0].unwrap();
+            let memory = bins(series, MEMORY_NEEDED, 1, 25_000)[0].unwrap();
             let mean = io.iter().flatten().map(|bin| bin.mean).sum::<f64>();
             let peak = io.iter().flatten().map(|bin| bin.max).fold(0.0, f64::max);
             [mean, peak, memory.mean, memory.max]
         };
-        for (before, after) in figures(&course).into_iter().zip(figures(&thinned)) {
+        for (before, after) in figures(&series).into_iter().zip(figures(&thinned)) {
             assert!((after / before - 1.0).abs() < 0.01, "{before} {after}");
         }
     }
@@ -445,8 +445,8 @@ mod tests {
         // Half a core all the time; 5 ms of it are counted within 2 ms.
         let mut samples: Vec<(i64, i64, i64)> = (0..10).map(|s| (s * 1000, s * 500_000_000, 0)).collect();
         samples.insert(6, (5002, 2_505_000_000, 0));
-        let course = course(&samples);
-        let peak = bins(&course, CPU, 20, 2000).iter().flatten().map(|bin| bin.max).fold(0.0, f64::max);
+        let series = series(&samples);
+        let peak = bins(&series, CPU, 20, 2000).iter().flatten().map(|bin| bin.max).fold(0.0, f64::max);
         assert!((peak / 0.5e9 - 1.0).abs() < 0.01, "{peak}");
     }
 
@@ -455,9 +455,9 @@ mod tests {
         // The last reading is a moment after the one before, and much was counted late.
         let mut samples: Vec<(i64, i64, i64)> = (0..10).map(|s| (s * 1000, s * 500_000_000, 0)).collect();
         samples.push((9100, 4_800_000_000, 0));
-        let course = course(&samples);
+        let series = series(&samples);
         for count in [1, 7, 47, 67, 107, 1000] {
-            let bins = bins(&course, CPU, count, 2000);
+            let bins = bins(&series, CPU, count, 2000);
             let highest = |of: fn(&Bin) -> f64| bins.iter().flatten().map(of).fold(0.0, f64::max);
             let (peak, bar) = (highest(|bin| bin.max), highest(|bin| bin.mean));
             // What was counted late is spread over the second before it.
@@ -468,9 +468,9 @@ mod tests {
 
     #[test]
     fn a_gap_stays_a_gap() {
-        let course = course(&[(0, 0, 10), (1000, 0, 10), (9000, 0, 30), (10_000, 0, 30)]);
+        let series = series(&[(0, 0, 10), (1000, 0, 10), (9000, 0, 30), (10_000, 0, 30)]);
         let means: Vec<Option<f64>> =
-            bins(&course, MEMORY_NEEDED, 10, 2000).iter().map(|bin| bin.map(|bin| bin.mean)).collect();
+            bins(&series, MEMORY_NEEDED, 10, 2000).iter().map(|bin| bin.map(|bin| bin.mean)).collect();
         assert_eq!(means[0], Some(10.0));
         assert_eq!(means[1..9], [None; 8]);
         assert_eq!(means[9], Some(30.0));
@@ -478,26 +478,26 @@ mod tests {
 
     #[test]
     fn a_bin_has_the_mean_by_time_and_the_largest() {
-        let course = course(&[(0, 0, 8), (1000, 0, 8), (4000, 0, 8), (4500, 0, 40), (5000, 0, 40)]);
-        let bin = bins(&course, MEMORY_NEEDED, 1, 60_000)[0].unwrap();
+        let series = series(&[(0, 0, 8), (1000, 0, 8), (4000, 0, 8), (4500, 0, 40), (5000, 0, 40)]);
+        let bin = bins(&series, MEMORY_NEEDED, 1, 60_000)[0].unwrap();
         assert_eq!(bin.max, 40.0);
         assert!((bin.mean - (8.0 * 4.0 + 24.0 * 0.5 + 40.0 * 0.5) / 5.0).abs() < 1e-9, "{bin:?}");
     }
 
     #[test]
     fn a_counter_is_shown_by_its_growth() {
-        let course =
-            course(&[(0, 0, MISSING), (1000, 2_000_000_000, MISSING), (2000, 2_000_000_000, MISSING)]);
-        let rates: Vec<f64> = bins(&course, CPU, 2, 60_000).iter().map(|bin| bin.unwrap().mean).collect();
+        let series =
+            series(&[(0, 0, MISSING), (1000, 2_000_000_000, MISSING), (2000, 2_000_000_000, MISSING)]);
+        let rates: Vec<f64> = bins(&series, CPU, 2, 60_000).iter().map(|bin| bin.unwrap().mean).collect();
         assert_eq!(rates, [2e9, 0.0]);
-        assert_eq!(bins(&course, MEMORY_NEEDED, 2, 60_000), [None, None]);
+        assert_eq!(bins(&series, MEMORY_NEEDED, 2, 60_000), [None, None]);
     }
 
     #[test]
     fn nothing_in_is_nothing_out() {
-        assert_eq!(bins(&Course::new(&JOB), CPU, 3, 1000), [None; 3]);
-        assert_eq!(bins(&course(&[(5, 1, 1)]), CPU, 3, 1000), [None; 3]);
-        assert_eq!(bins(&course(&[(5, 1, 1), (9, 2, 2)]), CPU, 0, 1000), []);
+        assert_eq!(bins(&Series::new(&JOB), CPU, 3, 1000), [None; 3]);
+        assert_eq!(bins(&series(&[(5, 1, 1)]), CPU, 3, 1000), [None; 3]);
+        assert_eq!(bins(&series(&[(5, 1, 1), (9, 2, 2)]), CPU, 0, 1000), []);
     }
 
     /// As they are defined: each interval in every bin that it touches.
@@ -527,15 +527,15 @@ mod tests {
                 cpu += value * 1_000_000;
                 samples.push((time_ms, if value == 7 { MISSING } else { cpu }, if value == 3 { MISSING } else { value }));
             }
-            let course = course(&samples);
+            let series = series(&samples);
             let (begin_ms, end_ms) = (samples[0].0 + cut_ms, (time_ms - cut_ms).max(samples[0].0 + cut_ms));
             for column in [CPU, MEMORY_NEEDED] {
-                let drawn = rates(&course, column, 25_000);
+                let drawn = rates(&series, column, 25_000);
                 let expected = match end_ms > begin_ms {
                     true => in_all_bins(&drawn, begin_ms, end_ms, count),
                     false => vec![None; count],
                 };
-                let all = Rates::new(&course, 25_000);
+                let all = Rates::new(&series, 25_000);
                 for _ in 0..2 {
                     let (mut bins, mut seen) = (Bins::new(begin_ms, end_ms, count), Vec::new());
                     all.each(column, |interval| {
@@ -561,7 +561,7 @@ mod tests {
                 samples.push((time_ms, cpu, 0));
             }
             let bin_seconds = time_ms as f64 / count as f64 / 1000.0;
-            let bins = bins(&course(&samples), CPU, count, i64::MAX);
+            let bins = bins(&series(&samples), CPU, count, i64::MAX);
             let sum: f64 = bins.iter().map(|bin| bin.unwrap().mean * bin_seconds).sum();
             prop_assert!((sum - cpu as f64).abs() <= 1e-6 * (cpu as f64 + 1.0), "{} {}", sum, cpu);
         }

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::job_table::{CPU, GPU_UTILIZATION};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, MISSING, Table, cadence, event};
 
 use super::{bins, gaps, gpu_gaps};
@@ -16,19 +16,19 @@ const AGES_MS: [i64; 3] = [8 * MINUTE_MS, 70 * MINUTE_MS, 25 * 60 * MINUTE_MS];
 const BINS: usize = 67;
 
 /// Samples of a table at the pace of the ladder, or at least every ten seconds, but not within `away_ms`.
-fn sampled(table: &'static Table, age_ms: i64, longest_ms: i64, away_ms: (i64, i64)) -> Course {
-    let mut course = Course::new(table);
+fn sampled(table: &'static Table, age_ms: i64, longest_ms: i64, away_ms: (i64, i64)) -> Series {
+    let mut series = Series::new(table);
     let mut at_ms = 0;
     while at_ms <= age_ms {
         if !(away_ms.0..away_ms.1).contains(&at_ms) {
             // Ticks are a little late now and then.
             let late_ms = if at_ms % 7 == 0 { 40 } else { 0 };
             let cells: Vec<i64> = table.columns.iter().map(|_| at_ms).collect();
-            course.push(START_MS + at_ms + late_ms, &cells);
+            series.push(START_MS + at_ms + late_ms, &cells);
         }
         at_ms += cadence::default_ms(at_ms).min(longest_ms);
     }
-    course
+    series
 }
 
 /// A job, its use of GPUs, a GPU and an event, each with the columns that are drawn.
@@ -40,16 +40,16 @@ fn drawn(age_ms: i64, away_ms: (i64, i64)) -> [(&'static str, Vec<bool>); 4] {
     for (time_ms, cell) in job.times_ms.iter().zip(&mut job.columns[GPU_UTILIZATION]) {
         *cell = if due.times_ms.binary_search(time_ms).is_ok() { 1 } else { MISSING };
     }
-    let gpu = sampled(&card::TABLE, age_ms, together_ms, away_ms);
+    let gpu = sampled(&device::TABLE, age_ms, together_ms, away_ms);
     let counted = sampled(&event::TABLE, age_ms, i64::MAX, away_ms);
-    let of = |course: &Course| gaps(course, Duration::from_secs(1), Some(START_MS));
-    let has = |course: &Course, column, gaps| {
-        bins(course, column, BINS, gaps).iter().map(Option::is_some).collect::<Vec<bool>>()
+    let of = |series: &Series| gaps(series, Duration::from_secs(1), Some(START_MS));
+    let has = |series: &Series, column, gaps| {
+        bins(series, column, BINS, gaps).iter().map(Option::is_some).collect::<Vec<bool>>()
     };
     [
         ("job", has(&job, CPU, of(&job))),
         ("GPU use of the job", has(&job, GPU_UTILIZATION, gpu_gaps(of(&job)))),
-        ("GPU", has(&gpu, card::UTILIZATION, of(&gpu))),
+        ("GPU", has(&gpu, device::UTILIZATION, of(&gpu))),
         ("event", has(&counted, event::COUNT, of(&counted))),
     ]
 }
@@ -96,12 +96,12 @@ fn a_short_absence_in_the_first_minutes_of_a_long_job_is_a_gap() {
 #[test]
 fn events_of_an_old_job_are_drawn_from_the_third_sample_on() {
     for (age_ms, span_ms) in [(2 * 60 * MINUTE_MS, 30_000), (30 * 60 * MINUTE_MS, 60_000)] {
-        let mut course = Course::new(&event::TABLE);
+        let mut series = Series::new(&event::TABLE);
         for sample in 0..3 {
             let cells: Vec<i64> = event::TABLE.columns.iter().map(|_| sample).collect();
-            course.push(START_MS + age_ms + sample * span_ms, &cells);
+            series.push(START_MS + age_ms + sample * span_ms, &cells);
         }
-        let gaps = gaps(&course, Duration::from_secs(1), Some(START_MS));
-        assert!(bins(&course, event::COUNT, BINS, gaps).iter().all(Option::is_some), "{span_ms} ms apart");
+        let gaps = gaps(&series, Duration::from_secs(1), Some(START_MS));
+        assert!(bins(&series, event::COUNT, BINS, gaps).iter().all(Option::is_some), "{span_ms} ms apart");
     }
 }

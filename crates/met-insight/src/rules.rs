@@ -298,7 +298,7 @@ fn judged(rule: &Rule, subject: Subject<'_>, with_all: bool) -> Explanation {
         let saving = saving(rule, subject, &mut evaluation);
         saving_gate(rule, &saving, &mut steps);
         if steps.have_passed {
-            finding = told(rule, subject, &mut evaluation, saving);
+            finding = reported(rule, subject, &mut evaluation, saving);
         }
     }
     let watch = with_all.then(|| watch::step(rule, subject)).flatten();
@@ -374,7 +374,7 @@ fn saving_gate(rule: &Rule, saving: &Saving, steps: &mut Steps) {
     });
 }
 
-fn told(
+fn reported(
     rule: &Rule,
     subject: Subject<'_>,
     evaluation: &mut Evaluation<'_>,

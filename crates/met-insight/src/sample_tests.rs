@@ -107,7 +107,7 @@ fn part(step: &str, task: Option<String>, cpu_ns: i64, exit_code: i32) -> Part {
     }
 }
 
-/// A card used for ten seconds at 60 %, by a job that shared it.
+/// A GPU used for ten seconds at 60 %, by a job that shared it.
 #[cfg(test)]
 pub fn gpu() -> met_core::job::GpuUse {
     met_core::job::GpuUse {
@@ -121,7 +121,7 @@ pub fn gpu() -> met_core::job::GpuUse {
         used_ns: 9_000_000_000,
         known_ns: Some(10_000_000_000),
         utilization: Some(0.6),
-        card_utilization: Some(0.9),
+        gpu_utilization: Some(0.9),
         memory_mean_bytes: Some(1e9),
         memory_peak_bytes: Some(2_000_000_000),
         memory_total_bytes: Some(150_000_000_000),
@@ -129,7 +129,7 @@ pub fn gpu() -> met_core::job::GpuUse {
         energy_idle_uj: 400_000_000,
         energy_kind: Some(QualityKind::Attributed),
         energy_source: Some(met_core::job::EnergySource::Counter),
-        card_power_mw: Some(300_000.0),
+        gpu_power_mw: Some(300_000.0),
         temperature_max_mc: Some(61_000),
         clock_mean_mhz: Some(1_900.0),
         clock_max_mhz: Some(1_980),

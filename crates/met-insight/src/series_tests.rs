@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use met_core::job::{QualityKind, Record};
 use met_core::job_table as column;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, Kind, MISSING};
 
 use crate::answers::Samples;
@@ -12,8 +12,8 @@ use crate::sample;
 
 pub struct Made {
     pub record: Record,
-    pub course: Course,
-    pub gpus: Vec<(String, Course)>,
+    pub series: Series,
+    pub gpus: Vec<(String, Series)>,
 }
 
 /// A job of so many seconds, sampled every second, of which nothing else is known.
@@ -23,12 +23,12 @@ pub fn made(seconds: i32) -> Made {
     record.totals.set(column::WALL, i64::from(seconds) * 1_000_000_000, QualityKind::Measured, "supervisor");
     record.end_ns = record.start_ns.map(|start_ns| start_ns + i64::from(seconds) * 1_000_000_000);
     record.node_memory_bytes = Some(64 << 30);
-    let mut course = Course::new(&JOB);
+    let mut series = Series::new(&JOB);
     let cells = vec![MISSING; JOB.columns.len()];
     for second in 0..=seconds {
-        course.push(sample::START_NS / 1_000_000 + i64::from(second) * 1000, &cells);
+        series.push(sample::START_NS / 1_000_000 + i64::from(second) * 1000, &cells);
     }
-    Made { record, course, gpus: Vec::new() }
+    Made { record, series, gpus: Vec::new() }
 }
 
 impl Made {
@@ -37,7 +37,7 @@ impl Made {
     }
 
     pub fn samples(&self) -> Samples<'_> {
-        Samples { course: &self.course, gap_ms: 5000, gpus: &self.gpus }
+        Samples { series: &self.series, gap_ms: 5000, gpus: &self.gpus }
     }
 
     pub fn cores(self, cores: impl Fn(i32) -> f64) -> Made {
@@ -48,36 +48,36 @@ impl Made {
     pub fn rate(mut self, index: usize, rate: impl Fn(i32) -> f64) -> Made {
         assert_eq!(JOB.columns[index].kind, Kind::Counter);
         let mut sum = 0.0;
-        for row in 0..self.course.len() {
-            self.course.columns[index][row] = JOB.columns[index].unscaled(sum).unwrap();
-            sum += if row + 1 < self.course.len() { rate(row as i32) } else { 0.0 };
+        for row in 0..self.series.len() {
+            self.series.columns[index][row] = JOB.columns[index].unscaled(sum).unwrap();
+            sum += if row + 1 < self.series.len() { rate(row as i32) } else { 0.0 };
         }
         let total = JOB.columns[index].unscaled(sum).unwrap();
         self.record.totals.set(index, total, QualityKind::Measured, "cgroup");
-        self.record.summaries = self.course.summaries(5000);
+        self.record.summaries = self.series.summaries(5000);
         self
     }
 
     pub fn level(mut self, index: usize, level: impl Fn(i32) -> f64) -> Made {
         assert_eq!(JOB.columns[index].kind, Kind::Gauge);
-        for row in 0..self.course.len() {
-            self.course.columns[index][row] = JOB.columns[index].unscaled(level(row as i32)).unwrap();
+        for row in 0..self.series.len() {
+            self.series.columns[index][row] = JOB.columns[index].unscaled(level(row as i32)).unwrap();
         }
         if index == column::MEMORY_NEEDED {
-            let most = self.course.maximum(index).unwrap();
+            let most = self.series.maximum(index).unwrap();
             self.record.totals.set(column::MEMORY_NEEDED_PEAK, most, QualityKind::Sampled, "cgroup");
         }
-        self.record.summaries = self.course.summaries(5000);
+        self.record.summaries = self.series.summaries(5000);
         self
     }
 
     pub fn without(mut self, seconds: Range<usize>) -> Made {
-        let mut later = self.course.part(seconds.end, self.course.len());
-        self.course.truncate(seconds.start + 1);
-        std::mem::swap(&mut self.course, &mut later);
+        let mut later = self.series.part(seconds.end, self.series.len());
+        self.series.truncate(seconds.start + 1);
+        std::mem::swap(&mut self.series, &mut later);
         let mut whole = later;
-        whole.append(&self.course);
-        self.course = whole;
+        whole.append(&self.series);
+        self.series = whole;
         self
     }
 }

@@ -179,10 +179,10 @@ mod tests {
         record.totals.set(column::EMISSIONS, 6_000_000, QualityKind::Estimated, "grid");
         record.work = met_core::work::parse(marks.as_bytes());
         let machine = crate::report::Machine::default();
-        let mut course = Some(made.course);
+        let mut series = Some(made.series);
         let known = Known::read(std::time::Duration::from_secs(1), &record, machine, &mut |table, _| {
             Ok::<_, std::convert::Infallible>(
-                course.take().unwrap_or_else(|| met_core::series::Course::new(table)),
+                series.take().unwrap_or_else(|| met_core::series::Series::new(table)),
             )
         });
         let Ok(known) = known;

@@ -8,7 +8,7 @@ pub(crate) mod variables;
 
 use std::time::Duration;
 
-use met_core::gpu_holding::{self, CardRef, Holding};
+use met_core::gpu_holding::{self, GpuRef, Holding};
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record, Resources, Scheduling};
 use met_core::managers;
 use met_host::{Host, PidPath, clock, parse};
@@ -63,7 +63,7 @@ pub struct Identity {
     pub nodes: Vec<String>,
     /// The first process of its user: the one whose environment is about this job, where one could be read.
     pub main: Option<ProcessId>,
-    /// The cards that its environment names.
+    /// The GPUs that its environment names.
     pub holdings: Vec<Holding>,
     /// When the first process of all began, in ticks since the boot.
     pub start_ticks: Option<u64>,
@@ -148,7 +148,7 @@ impl Identity {
         let cpus = limits.cpus.filter(|&cpus| !question.is_container() || cpus != i64::from(machine_cpus));
         self.allocated.cpus = cpus.or(self.allocated.cpus);
         self.allocated.memory_bytes = limits.memory_bytes;
-        self.allocated.gpus = limits.gpus.or_else(|| card_count(&self.holdings));
+        self.allocated.gpus = limits.gpus.or_else(|| gpu_count(&self.holdings));
     }
 
     /// Unix time at which the first process began.
@@ -301,11 +301,11 @@ fn conmon_name(host: &Host, main: ProcessId, container: &str) -> Option<String> 
     value("-n").filter(|name| is_its_own && !name.is_empty()).map(|name| printable(name.as_bytes()))
 }
 
-/// How many cards are named; `all` is no number. A scheduler that sets the variables of several makers sets
-/// them alike, whichever cards are there.
-fn card_count(holdings: &[Holding]) -> Option<i64> {
-    let counted = holdings.iter().all(|held| !held.cards.contains(&CardRef::All));
-    let most = holdings.iter().map(|held| held.cards.len()).max().filter(|_| counted)?;
+/// How many GPUs are named; `all` is no number. A scheduler that sets the variables of several makers sets
+/// them alike, whichever GPUs are there.
+fn gpu_count(holdings: &[Holding]) -> Option<i64> {
+    let counted = holdings.iter().all(|held| !held.gpus.contains(&GpuRef::All));
+    let most = holdings.iter().map(|held| held.gpus.len()).max().filter(|_| counted)?;
     i64::try_from(most).ok()
 }
 

@@ -20,22 +20,22 @@ const CLEAN_PASSES: usize = 2;
 
 /// The directories made for one job, open for the child to enter. Whatever could not be made is absent.
 #[derive(Debug, Default)]
-pub struct Enclosure {
+pub struct JobCgroup {
     pub paths: CgroupPaths,
     unified: Option<OwnedFd>,
     procs: Vec<OwnedFd>,
 }
 
-impl Enclosure {
+impl JobCgroup {
     /// Makes what may be made beside or below the cgroup of `caller`. Inside a resource manager's job
     /// nothing is: a directory left behind would block its clean-up.
-    pub fn create(host: &Host, caller: u32, name: &str, enable: Enable) -> Enclosure {
-        Enclosure::create_at(Site::of(host, caller).as_ref(), name, enable)
+    pub fn create(host: &Host, caller: u32, name: &str, enable: Enable) -> JobCgroup {
+        JobCgroup::create_at(Site::of(host, caller).as_ref(), name, enable)
     }
 
-    /// As [`Enclosure::create`], where the place was looked for before. Without one nothing is made.
-    pub fn create_at(site: Option<&Site>, name: &str, enable: Enable) -> Enclosure {
-        let mut enclosure = Enclosure::default();
+    /// As [`JobCgroup::create`], where the place was looked for before. Without one nothing is made.
+    pub fn create_at(site: Option<&Site>, name: &str, enable: Enable) -> JobCgroup {
+        let mut enclosure = JobCgroup::default();
         let Some(site) = site else { return enclosure };
         if let Some(parent) = &site.unified {
             enclosure.make_unified(parent.path(enable), name);
@@ -191,7 +191,7 @@ fn write_pid(procs: &OwnedFd, pid: u32) -> io::Result<()> {
 }
 
 /// Removes empty directories; those with processes left stay.
-impl Drop for Enclosure {
+impl Drop for JobCgroup {
     fn drop(&mut self) {
         remove(&self.paths);
     }
@@ -397,7 +397,7 @@ mod tests {
             fs::write(&moved, "").unwrap();
             let procs = rustix::fs::open(&moved, flags | OFlags::APPEND, Mode::empty()).unwrap();
             let paths = CgroupPaths { memory: Some(memory.clone()), ..CgroupPaths::default() };
-            Enclosure { paths, unified: None, procs: vec![procs] }
+            JobCgroup { paths, unified: None, procs: vec![procs] }
         };
         // 11 forks 12 while it is moved; 12 forks 13, which is born inside; 12 is then a zombie.
         let pass = Cell::new(0);

@@ -28,7 +28,7 @@ pub struct JobSpec {
     /// The name of the job in the sampler; used once.
     pub slot: u32,
     /// The supervisor: every descendant of it is a member, itself it is not.
-    pub keeper: Option<ProcessId>,
+    pub cluster_writer: Option<ProcessId>,
     /// Members to begin with: the main process, a process that was attached to.
     pub roots: Vec<ProcessId>,
     /// If it has any, exactly the processes in it and below are members.
@@ -131,7 +131,8 @@ impl Members {
 
     /// Takes up a job; `refresh` finds its processes.
     pub fn add(&mut self, spec: JobSpec) {
-        let first_start = spec.keeper.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
+        let first_start =
+            spec.cluster_writer.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
         // Processes older than its first one cannot be in it and keep their job. A job that is only a cgroup
         // changes nothing.
         for known in self.known.values_mut().filter(|_| first_start.is_some()) {
@@ -140,7 +141,7 @@ impl Members {
         // Jobs come by the hundred: what is known of the others stays as it is.
         let (slot, index) = (spec.slot, self.jobs.len());
         self.index.insert(slot, index);
-        self.keepers.extend(spec.keeper.map(|keeper| (keeper, slot)));
+        self.keepers.extend(spec.cluster_writer.map(|cluster_writer| (cluster_writer, slot)));
         for &root in &spec.roots {
             self.roots.entry(root).or_insert(slot);
         }
@@ -187,8 +188,8 @@ impl Members {
     }
 
     /// The supervisor of a job.
-    pub fn keeper(&self, slot: u32) -> Option<ProcessId> {
-        self.job(slot)?.spec.keeper
+    pub fn cluster_writer(&self, slot: u32) -> Option<ProcessId> {
+        self.job(slot)?.spec.cluster_writer
     }
 
     /// The cgroups of a job that were there when they were first looked for: what they are called in readings.
@@ -277,7 +278,7 @@ impl Members {
             // It replaces the first; it is not counted twice.
             let mut counted_in = job.counted_in.clone();
             for cgroup in job.cgroups.iter().flatten() {
-                let counted = job.spec.keeper.is_some();
+                let counted = job.spec.cluster_writer.is_some();
                 let (dirs, counted_in) = (Arc::clone(&cgroup.dirs), counted_in.take());
                 targets.cgroups.push(CgroupTarget {
                     dirs,
@@ -289,8 +290,8 @@ impl Members {
                 });
                 map.assign(Subject::Cgroup(cgroup.dirs.id), slot);
             }
-            if let Some(ProcessId { pid, start_ticks }) = job.spec.keeper {
-                targets.tasks.push(TaskTarget::new(pid, start_ticks, TaskRole::Keeper, young));
+            if let Some(ProcessId { pid, start_ticks }) = job.spec.cluster_writer {
+                targets.tasks.push(TaskTarget::new(pid, start_ticks, TaskRole::ClusterWriter, young));
                 map.assign(Subject::Task { pid, start_ticks }, slot);
             }
         }
@@ -331,7 +332,7 @@ impl Members {
 
     fn reindex(&mut self) {
         self.index = self.jobs.iter().enumerate().map(|(index, job)| (job.spec.slot, index)).collect();
-        let keepers = self.jobs.iter().filter_map(|job| Some((job.spec.keeper?, job.spec.slot)));
+        let keepers = self.jobs.iter().filter_map(|job| Some((job.spec.cluster_writer?, job.spec.slot)));
         self.keepers = keepers.collect();
         self.roots.clear();
         for job in &self.jobs {
@@ -461,8 +462,8 @@ impl Members {
             }
             let spec = &self.jobs[index].spec;
             let slot = spec.slot;
-            let started_by = match (spec.keeper, spec.roots.first()) {
-                (Some(keeper), _) => self.find(keeper).map(|_| keeper.pid),
+            let started_by = match (spec.cluster_writer, spec.roots.first()) {
+                (Some(cluster_writer), _) => self.find(cluster_writer).map(|_| cluster_writer.pid),
                 (None, Some(&root)) => self.find(root).map(|known| known.parent_pid),
                 (None, None) => None,
             };

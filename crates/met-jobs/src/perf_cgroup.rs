@@ -20,7 +20,7 @@ const SETTLE: Duration = Duration::from_millis(1);
 
 /// The directory, removed with this value if its processes are gone or can be sent back.
 #[derive(Debug)]
-pub struct Shadow {
+pub struct PerfCgroup {
     path: PathBuf,
     /// Where the processes were before.
     home: PathBuf,
@@ -29,7 +29,7 @@ pub struct Shadow {
     complete: bool,
 }
 
-impl Shadow {
+impl PerfCgroup {
     /// How the names begin of directories that are ours to remove.
     pub const PREFIX: &str = "met-events-";
 
@@ -40,14 +40,14 @@ impl Shadow {
         name: &str,
         first: u32,
         mut members: impl FnMut() -> Vec<u32>,
-    ) -> io::Result<Shadow> {
+    ) -> io::Result<PerfCgroup> {
         let hierarchies = Hierarchies::read(host)?;
         let home = hierarchies.events_of_process(host, first).ok_or(io::ErrorKind::Unsupported)?;
         let path = home.join(name);
         fs::create_dir(&path)?;
-        let mut shadow = Shadow { path, home, hierarchies, complete: false };
-        shadow.take_in(host, &mut members);
-        Ok(shadow)
+        let mut perf_cgroup = PerfCgroup { path, home, hierarchies, complete: false };
+        perf_cgroup.take_in(host, &mut members);
+        Ok(perf_cgroup)
     }
 
     /// Moves whoever came since, in as many rounds as are needed.
@@ -91,7 +91,7 @@ impl Shadow {
 }
 
 /// Nothing of ours stays behind: whoever is still in it goes back to where he came from.
-impl Drop for Shadow {
+impl Drop for PerfCgroup {
     fn drop(&mut self) {
         send_back(&self.path, &self.home);
     }

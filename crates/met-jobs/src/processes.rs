@@ -42,7 +42,7 @@ pub fn spec(host: &Host, record: &Record, slot: u32) -> Option<JobSpec> {
     roots.extend(session_members(host, record));
     Some(JobSpec {
         slot,
-        keeper: local.supervisor.filter(|_| local.origin != Origin::Attach),
+        cluster_writer: local.supervisor.filter(|_| local.origin != Origin::Attach),
         roots,
         cgroup: local.cgroup.clone(),
         more_cgroups: local.more_cgroups.clone(),
@@ -82,7 +82,9 @@ pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
     let Some(spec) = spec(host, record, 0) else { return Vec::new() };
     // A job that another manager started has no marker either.
     let ours = record.key.manager == met_core::job::LOCAL;
-    let orphaned = ours && spec.cgroup.is_empty() && !spec.keeper.is_some_and(|keeper| host.is_alive(keeper));
+    let orphaned = ours
+        && spec.cgroup.is_empty()
+        && !spec.cluster_writer.is_some_and(|cluster_writer| host.is_alive(cluster_writer));
     let mut ids = Vec::new();
     let mut members = Members::default();
     members.add(spec);

@@ -30,9 +30,9 @@ impl Bench {
         let alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
         let host = Host::real().unwrap();
-        let keeper = Some(host.process(std::process::id()).unwrap());
+        let cluster_writer = Some(host.process(std::process::id()).unwrap());
         let mut members = Members::new();
-        members.add(JobSpec { slot: 1, keeper, ..JobSpec::default() });
+        members.add(JobSpec { slot: 1, cluster_writer, ..JobSpec::default() });
         Bench { _alone: alone, host, members }
     }
 
@@ -105,7 +105,7 @@ fn no_descendant_escapes_by_forking_twice_or_with_a_session_of_its_own() {
 }
 
 #[test]
-fn what_ended_orphans_did_is_with_their_keeper() {
+fn what_ended_orphans_did_is_with_their_cluster_writer() {
     let mut bench = Bench::new();
     bench.wait_for(&[]);
     let before = bench.sample();

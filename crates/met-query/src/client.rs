@@ -205,9 +205,9 @@ impl Client {
     }
 
     /// How long each read and write may take: what comes slowly is waited for, what does not come is not.
-    fn be_patient(&self, patience: Duration) -> io::Result<()> {
-        self.stream.set_read_timeout(Some(patience))?;
-        self.stream.set_write_timeout(Some(patience))
+    fn be_patient(&self, timeout: Duration) -> io::Result<()> {
+        self.stream.set_read_timeout(Some(timeout))?;
+        self.stream.set_write_timeout(Some(timeout))
     }
 
     /// Asks and waits for the answer; a refusal is an error.

@@ -12,7 +12,7 @@ use met_sources::{Options, Runner, TickInfo};
 
 use crate::hidden_io;
 
-/// What counts for a job that is read once; its cards are followed or not known.
+/// What counts for a job that is read once; its GPUs are followed or not known.
 const COUNTERS: &[&str] = &["cgroup", "process"];
 const COUNTERS_OF_PROCESSES: &[&str] = &["process"];
 
@@ -29,7 +29,7 @@ impl Reading {
     pub fn of_job(host: &Host, record: &Record) -> Reading {
         let Some(spec) = processes::spec(host, record, 0) else { return Reading::nothing() };
         // A process that left the cgroup of a supervised job is still below its supervisor.
-        if spec.keeper.is_none() || spec.cgroup.is_empty() {
+        if spec.cluster_writer.is_none() || spec.cgroup.is_empty() {
             return Reading::of_members(host, spec);
         }
         let by_tree = JobSpec { cgroup: CgroupPaths::default(), ..spec };
@@ -46,7 +46,9 @@ impl Reading {
         let (mut targets, mut map) = (Targets::default(), JobMap::default());
         members.fill(&mut targets, &mut map);
         // A daemon that was started inside the job is not part of it.
-        targets.tasks.retain(|task| task.role == TaskRole::Keeper || !processes::is_daemon(host, task.pid));
+        targets
+            .tasks
+            .retain(|task| task.role == TaskRole::ClusterWriter || !processes::is_daemon(host, task.pid));
         Reading::of_targets(host, &targets, &map)
     }
 
@@ -67,9 +69,9 @@ impl Reading {
                 look: Look::Usual,
             });
         }
-        if let Some(ProcessId { pid, start_ticks }) = spec.keeper {
+        if let Some(ProcessId { pid, start_ticks }) = spec.cluster_writer {
             map.assign(Subject::Task { pid, start_ticks }, spec.slot);
-            targets.tasks.push(TaskTarget::new(pid, start_ticks, TaskRole::Keeper, true));
+            targets.tasks.push(TaskTarget::new(pid, start_ticks, TaskRole::ClusterWriter, true));
         }
         Reading::of_targets(host, &targets, &map)
     }

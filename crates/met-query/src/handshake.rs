@@ -88,14 +88,14 @@ pub fn introduced(request: &Request) -> u32 {
         | Request::Ended(_)
         | Request::Jobs(_)
         | Request::Find(_)
-        | Request::Course { .. }
+        | Request::Series { .. }
         | Request::Remove(_)
         | Request::Status
         | Request::Stop => 1,
-        Request::CardCourse { .. } => 2,
+        Request::GpuSeries { .. } => 2,
         Request::NodeParts { .. }
-        | Request::NodeCourse { .. }
-        | Request::NodeCourses { .. }
+        | Request::NodePartSeries { .. }
+        | Request::NodeSeries { .. }
         | Request::Factors
         | Request::Correct(_)
         | Request::Energy

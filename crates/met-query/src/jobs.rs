@@ -26,7 +26,7 @@ use met_core::job::{JobKey, Record, State};
 use met_core::listing::{self, sort_ns};
 use met_core::queue::Queue;
 use met_core::reaction::{Reaction, ReactionChange, ReactionStep, ReactionTarget};
-use met_core::series::{Columns, Course};
+use met_core::series::{Columns, Series};
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{DETAIL, JOB, Table, event, gpu};
 use met_host::{Host, clock};
@@ -69,7 +69,7 @@ trait Source: Query {
         false
     }
     /// All samples of a job; `None` where they are asked for page by page. Columns that are not wanted may be empty.
-    fn whole_course(&self, _: &Record, _: Columns) -> Result<Option<Course>> {
+    fn whole_series(&self, _: &Record, _: Columns) -> Result<Option<Series>> {
         Ok(None)
     }
     /// The same for another thread; `None` where one is asked who answers one after the other.
@@ -312,54 +312,54 @@ impl AllJobs {
         reference::one_of(text, job, merge(found))
     }
 
-    pub fn course(&mut self, record: &Record) -> Result<Course> {
+    pub fn series(&mut self, record: &Record) -> Result<Series> {
         self.columns(record, Columns::ALL)
     }
 
     /// The same, where columns that are not wanted may be empty.
-    pub fn columns(&mut self, record: &Record, wanted: Columns) -> Result<Course> {
-        self.first_course(&JOB, |source, after_ms| match source.whole_course(record, wanted)? {
+    pub fn columns(&mut self, record: &Record, wanted: Columns) -> Result<Series> {
+        self.first_series(&JOB, |source, after_ms| match source.whole_series(record, wanted)? {
             Some(whole) => Ok(whole),
-            None => source.course(CALLER, &record.key, after_ms),
+            None => source.series(CALLER, &record.key, after_ms),
         })
     }
 
     /// A further series of a job: its details, or the event that is the `part`.
-    pub fn job_series(&mut self, key: &JobKey, table: &'static Table, part: &str) -> Result<Course> {
-        self.first_course(table, |source, after_ms| source.job_series(CALLER, key, table, part, after_ms))
+    pub fn job_series(&mut self, key: &JobKey, table: &'static Table, part: &str) -> Result<Series> {
+        self.first_series(table, |source, after_ms| source.job_series(CALLER, key, table, part, after_ms))
     }
 
-    /// The course of a card while the job had it; nothing where it was not kept.
-    pub fn card_course(&mut self, key: &JobKey, uuid: &str) -> Result<Course> {
-        let page = |source: &dyn Source, after_ms| source.card_course(CALLER, key, uuid, after_ms);
-        self.first_course(&gpu::card::TABLE, page)
+    /// The series of a GPU while the job had it; nothing where it was not kept.
+    pub fn gpu_series(&mut self, key: &JobKey, uuid: &str) -> Result<Series> {
+        let page = |source: &dyn Source, after_ms| source.gpu_series(CALLER, key, uuid, after_ms);
+        self.first_series(&gpu::device::TABLE, page)
     }
 
     /// From the first source that has one.
-    fn first_course(
+    fn first_series(
         &self,
         table: &'static Table,
-        page: impl Fn(&dyn Source, i64) -> Result<Course>,
-    ) -> Result<Course> {
+        page: impl Fn(&dyn Source, i64) -> Result<Series>,
+    ) -> Result<Series> {
         for source in &self.sources {
-            let course = match source.has_whole_series() {
+            let series = match source.has_whole_series() {
                 true => page(source.as_ref(), i64::MIN)?,
                 false => every_sample(table, i64::MIN, |after_ms| page(source.as_ref(), after_ms))?,
             };
-            if !course.is_empty() {
-                return Ok(course);
+            if !series.is_empty() {
+                return Ok(series);
             }
         }
-        Ok(Course::new(table))
+        Ok(Series::new(table))
     }
 
     /// A node of a cluster, or this machine, since a time, by part. What a system daemon kept is preferred.
-    pub fn node_courses(&mut self, node: Option<&str>, since_ms: i64) -> Result<Vec<(NodePart, Course)>> {
+    pub fn node_series(&mut self, node: Option<&str>, since_ms: i64) -> Result<Vec<(NodePart, Series)>> {
         let (mut parts, after_ms) = (BTreeMap::new(), since_ms.saturating_sub(1));
         for source in &self.sources {
             parts.extend(match node {
                 Some(node) => every_span(source.as_ref(), node, after_ms)?,
-                None => own_courses(source.as_ref(), after_ms)?,
+                None => own_series(source.as_ref(), after_ms)?,
             });
         }
         Ok(parts.into_iter().collect())
@@ -558,20 +558,20 @@ pub fn every_found<Q: Query + ?Sized>(source: &Q, viewer: &Viewer, job: &JobRef)
 fn every_sample(
     table: &'static Table,
     mut after_ms: i64,
-    page: impl Fn(i64) -> Result<Course>,
-) -> Result<Course> {
+    page: impl Fn(i64) -> Result<Series>,
+) -> Result<Series> {
     let asked_ms = now_ns() / 1_000_000;
-    let mut whole = Course::new(table);
+    let mut whole = Series::new(table);
     loop {
-        let course = page(after_ms)?;
+        let series = page(after_ms)?;
         // A source that does not get on is not asked for ever.
-        let Some(&last_ms) = course.times_ms.last().filter(|&&last_ms| last_ms > after_ms) else { break };
-        let count = course.len();
+        let Some(&last_ms) = series.times_ms.last().filter(|&&last_ms| last_ms > after_ms) else { break };
+        let count = series.len();
         // Mostly the first page has all of them, which are not copied.
         if whole.is_empty() {
-            whole = course;
+            whole = series;
         } else {
-            whole.append(&course);
+            whole.append(&series);
         }
         // The clock of another machine may be ahead: a full page is followed by another one.
         if last_ms >= asked_ms && count < PAGE_SAMPLES {
@@ -582,33 +582,33 @@ fn every_sample(
     Ok(whole)
 }
 
-fn every_span(source: &dyn Source, node: &str, after_ms: i64) -> Result<BTreeMap<NodePart, Course>> {
-    let mut courses: BTreeMap<NodePart, Course> = BTreeMap::new();
+fn every_span(source: &dyn Source, node: &str, after_ms: i64) -> Result<BTreeMap<NodePart, Series>> {
+    let mut all_series: BTreeMap<NodePart, Series> = BTreeMap::new();
     let mut next_ms = Some(after_ms);
     while let Some(after_ms) = next_ms {
-        let Some(span) = source.node_courses(node, after_ms)? else { break };
-        for (part, course) in span.courses {
-            courses.entry(part).or_insert_with(|| Course::new(course.table)).append(&course);
+        let Some(span) = source.node_series(node, after_ms)? else { break };
+        for (part, series) in span.all_series {
+            all_series.entry(part).or_insert_with(|| Series::new(series.table)).append(&series);
         }
         // A server that does not get on is not asked for ever.
         next_ms = span.until_ms.filter(|&until_ms| until_ms > after_ms);
     }
-    Ok(courses)
+    Ok(all_series)
 }
 
 /// The machine of a daemon or of the files.
-fn own_courses(source: &dyn Source, after_ms: i64) -> Result<BTreeMap<NodePart, Course>> {
-    let mut courses = BTreeMap::new();
+fn own_series(source: &dyn Source, after_ms: i64) -> Result<BTreeMap<NodePart, Series>> {
+    let mut all_series = BTreeMap::new();
     for part in source.node_parts(after_ms.saturating_add(1))?.unwrap_or_default() {
         // What a newer or older program measured has no name here.
         let Some(table) = met_sources::table(&part.table) else { continue };
         let page = |after_ms| {
-            Ok(source.node_course(table, &part.part, after_ms)?.unwrap_or_else(|| Course::new(table)))
+            Ok(source.node_part_series(table, &part.part, after_ms)?.unwrap_or_else(|| Series::new(table)))
         };
-        let course = every_sample(table, after_ms, page)?;
-        courses.insert(part, course);
+        let series = every_sample(table, after_ms, page)?;
+        all_series.insert(part, series);
     }
-    Ok(courses)
+    Ok(all_series)
 }
 
 /// Whether the supervisor of a job of this user has nothing to do any more but to tell a system daemon that is away.
@@ -631,11 +631,11 @@ fn merge(jobs: Vec<Record>) -> Vec<Record> {
     jobs
 }
 
-/// The course of a card while a job had it, after a time.
-pub fn card_course(store: &Queries, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course, StoreError> {
+/// The series of a GPU while a job had it, after a time.
+pub fn gpu_series(store: &Queries, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Series, StoreError> {
     match held(store, key, uuid, after_ms)? {
-        Some((begin_ms, end_ms)) => store.device_course(uuid, begin_ms, end_ms),
-        None => Ok(Course::new(&gpu::card::TABLE)),
+        Some((begin_ms, end_ms)) => store.device_series(uuid, begin_ms, end_ms),
+        None => Ok(Series::new(&gpu::device::TABLE)),
     }
 }
 
@@ -682,12 +682,12 @@ mod tests {
             Ok(self.jobs(viewer, &JobsFilter::default())?.0)
         }
 
-        fn course(&self, _: &Viewer, _: &JobKey, _: i64) -> Result<Course> {
-            Ok(Course::new(&JOB))
+        fn series(&self, _: &Viewer, _: &JobKey, _: i64) -> Result<Series> {
+            Ok(Series::new(&JOB))
         }
 
-        fn card_course(&self, _: &Viewer, _: &JobKey, _: &str, _: i64) -> Result<Course> {
-            Ok(Course::new(&JOB))
+        fn gpu_series(&self, _: &Viewer, _: &JobKey, _: &str, _: i64) -> Result<Series> {
+            Ok(Series::new(&JOB))
         }
 
         fn nodes(&self, _: &Viewer) -> Result<Vec<NodeStatus>> {
@@ -759,16 +759,16 @@ mod tests {
         let page = |after_ms: i64| {
             // As long as anybody asks there are newer ones.
             assert!(asked.fetch_add(1, Ordering::Relaxed) < 3, "asked for ever");
-            let mut course = Course::new(&JOB);
-            course.push(
+            let mut series = Series::new(&JOB);
+            series.push(
                 after_ms.max(now_ns() / 1_000_000 - 1) + 1,
                 &vec![met_core::MISSING; JOB.columns.len()],
             );
-            Ok(course)
+            Ok(series)
         };
         assert_eq!(every_sample(&JOB, i64::MIN, page).unwrap().len(), asked.into_inner());
         // Whoever returns the same page again is not asked for ever, either.
-        let mut same = Course::new(&JOB);
+        let mut same = Series::new(&JOB);
         same.push(7, &vec![met_core::MISSING; JOB.columns.len()]);
         assert_eq!(every_sample(&JOB, i64::MIN, |_| Ok(same.clone())).unwrap().len(), 1);
     }

@@ -2,7 +2,7 @@
 
 use met_core::MISSING;
 use met_core::node::NodeRow;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_sources::node::{CPU_BUSY, LOAD_1, MEMORY_AVAILABLE, MEMORY_TOTAL, TABLE};
 use serde::{Deserialize, Serialize};
 
@@ -50,9 +50,9 @@ impl MachineNow {
     }
 
     /// By its samples, and the CPU time before these; with the CPU time at the last one.
-    pub fn of(course: &Course, before: Option<CpuAt>) -> (MachineNow, Option<CpuAt>) {
+    pub fn of(series: &Series, before: Option<CpuAt>) -> (MachineNow, Option<CpuAt>) {
         let (mut now, mut earlier, mut last) = (MachineNow::default(), before, before);
-        course.each_row(|time_ms, cells| {
+        series.each_row(|time_ms, cells| {
             let busy = CPU_BUSY.iter().map(|&index| cells[index]);
             let busy_ns = busy.reduce(|sum, cell| match sum == MISSING || cell == MISSING {
                 true => MISSING,
@@ -102,27 +102,27 @@ mod tests {
         assert_eq!(read(900_000, 8_040_000_000).busy_cores, None, "a pause says nothing of now");
     }
 
-    fn course(rows: &[(i64, i64)]) -> Course {
-        let mut course = Course::new(&TABLE);
+    fn series(rows: &[(i64, i64)]) -> Series {
+        let mut series = Series::new(&TABLE);
         for &(time_ms, cpu_ns) in rows {
             let mut cells = vec![MISSING; TABLE.columns.len()];
             CPU_BUSY.iter().for_each(|&index| cells[index] = 0);
             (cells[CPU_BUSY[0]], cells[MEMORY_TOTAL], cells[MEMORY_AVAILABLE]) = (cpu_ns, 100, 40);
-            course.push(time_ms, &cells);
+            series.push(time_ms, &cells);
         }
-        course
+        series
     }
 
     #[test]
     fn how_busy_a_machine_is_follows_from_its_last_two_samples() {
         let second_ns = 1_000_000_000;
         let (now, last) =
-            MachineNow::of(&course(&[(1_000, 0), (2_000, 5 * second_ns), (4_000, 8 * second_ns)]), None);
+            MachineNow::of(&series(&[(1_000, 0), (2_000, 5 * second_ns), (4_000, 8 * second_ns)]), None);
         assert_eq!((now.busy_cores, now.memory_used_bytes, now.load), (Some(1.5), Some(60.0), None));
         // The next batch has one sample.
-        let (now, _) = MachineNow::of(&course(&[(6_000, 12 * second_ns)]), last);
+        let (now, _) = MachineNow::of(&series(&[(6_000, 12 * second_ns)]), last);
         assert_eq!(now.busy_cores, Some(2.0));
-        let unknown = |rows: &[(i64, i64)], before| MachineNow::of(&course(rows), before).0.busy_cores;
+        let unknown = |rows: &[(i64, i64)], before| MachineNow::of(&series(rows), before).0.busy_cores;
         assert_eq!(unknown(&[(1_000, 5)], None), None, "one sample says nothing");
         assert_eq!(unknown(&[(6_000, 5)], last), None, "it has been restarted");
         assert_eq!(unknown(&[], last), None);

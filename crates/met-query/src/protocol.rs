@@ -53,7 +53,8 @@ pub enum Request {
     /// The end of a job of `met time`, with what that sampled.
     Timed {
         record: Box<Record>,
-        course: WireCourse,
+        #[serde(rename = "course")]
+        series: WireSeries,
     },
     Jobs(JobsFilter),
     Find(JobRef),
@@ -75,7 +76,8 @@ pub enum Request {
         events: Vec<PassedEvent>,
     },
     /// The samples after a time, as many as fit a reply; none when there are no more.
-    Course {
+    #[serde(rename = "course")]
+    Series {
         key: JobKey,
         after_ms: i64,
     },
@@ -86,8 +88,9 @@ pub enum Request {
         part: String,
         after_ms: i64,
     },
-    /// The same of a card, while the job had it.
-    CardCourse {
+    /// The same of a GPU, while the job had it.
+    #[serde(rename = "card_course")]
+    GpuSeries {
         key: JobKey,
         uuid: String,
         after_ms: i64,
@@ -97,13 +100,15 @@ pub enum Request {
         since_ms: i64,
     },
     /// The samples of such a part after a time, as those of a job.
-    NodeCourse {
+    #[serde(rename = "node_course")]
+    NodePartSeries {
         table: String,
         part: String,
         after_ms: i64,
     },
     /// The samples of all parts of a node after a time, as many as fit a reply; asked of a server.
-    NodeCourses {
+    #[serde(rename = "node_courses")]
+    NodeSeries {
         node: String,
         after_ms: i64,
     },
@@ -187,10 +192,12 @@ pub enum Reply {
     Queues(Vec<Queue>),
     /// Those of the jobs that run are sampled like that.
     Watched(Vec<JobKey>),
-    Course(WireCourse),
+    #[serde(rename = "course")]
+    Series(WireSeries),
     /// By table and label.
     NodeParts(Vec<(String, String)>),
-    NodeCourses(NodeCourses),
+    #[serde(rename = "node_courses")]
+    NodeSeries(NodeSeries),
     Status(Box<Status>),
     Factors(Vec<Factor>),
     Corrected(Corrected),
@@ -239,7 +246,8 @@ pub enum Correction {
     /// Takes back what was set by hand for a time.
     Unset { from_ns: i64, to_ns: i64 },
     /// What a provider told later.
-    Told { factors: Vec<Factor> },
+    #[serde(rename = "told")]
+    Reported { factors: Vec<Factor> },
     /// The emissions of jobs that started since then.
     Recompute { since_ns: Option<i64> },
 }
@@ -254,10 +262,10 @@ pub struct Corrected {
     pub without_pue: u64,
 }
 
-/// A span of the courses of a node, by table and part.
+/// A span of the series of a node, by table and part.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct NodeCourses {
-    pub parts: Vec<(String, String, WireCourse)>,
+pub struct NodeSeries {
+    pub parts: Vec<(String, String, WireSeries)>,
     /// Up to here there is nothing else; `None` at the end.
     pub until_ms: Option<i64>,
 }
@@ -317,12 +325,12 @@ pub struct ConfigFile {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Held<T> {
     pub value: T,
-    pub whence: Whence,
+    pub whence: ValueOrigin,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Whence {
+pub enum ValueOrigin {
     Default,
     File(#[serde(with = "lossless_path")] PathBuf),
     Live,
@@ -330,21 +338,21 @@ pub enum Whence {
     Job(Option<String>),
 }
 
-impl Whence {
+impl ValueOrigin {
     /// Whether it was changed live.
     pub fn is_temporary(&self) -> bool {
-        matches!(self, Whence::Live | Whence::Job(_))
+        matches!(self, ValueOrigin::Live | ValueOrigin::Job(_))
     }
 }
 
-impl fmt::Display for Whence {
+impl fmt::Display for ValueOrigin {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Whence::Default => out.write_str("default"),
-            Whence::File(path) => write!(out, "{}", path.display()),
-            Whence::Live => out.write_str("temporary until the daemon ends"),
-            Whence::Job(Some(job)) => write!(out, "temporary until job {job} ends"),
-            Whence::Job(None) => out.write_str("temporary until a job ends"),
+            ValueOrigin::Default => out.write_str("default"),
+            ValueOrigin::File(path) => write!(out, "{}", path.display()),
+            ValueOrigin::Live => out.write_str("temporary until the daemon ends"),
+            ValueOrigin::Job(Some(job)) => write!(out, "temporary until job {job} ends"),
+            ValueOrigin::Job(None) => out.write_str("temporary until a job ends"),
         }
     }
 }
@@ -358,9 +366,9 @@ pub struct PassedEvent {
     pub user_only: bool,
 }
 
-/// A course of the job's or the card's table with its columns by name.
+/// A series of the job's or the GPU's table with its columns by name.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct WireCourse {
+pub struct WireSeries {
     pub times_ms: Vec<i64>,
     pub columns: Vec<(String, Vec<Option<i64>>)>,
     /// What thinning left of removed samples, by column and by which of `SPREAD_NAMES`.
@@ -483,7 +491,8 @@ pub struct SchedulerStatus {
     /// How long the last question took.
     pub took_ms: Option<i64>,
     /// Runs of jobs that were news.
-    pub told: u64,
+    #[serde(rename = "told")]
+    pub reported: u64,
     /// Since the last answer.
     pub last_error: Option<String>,
     /// How many jobs the next query is about; `None`: all that have changed.
@@ -514,7 +523,7 @@ impl SchedulerStatus {
         let ago = (now_ns - answered_ns).max(0) / 1_000_000_000;
         let count = |count: u64, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         let mut text =
-            format!("{manager}: queue of {} read from {page} {ago} s ago", count(self.told, "partition"));
+            format!("{manager}: queue of {} read from {page} {ago} s ago", count(self.reported, "partition"));
         if self.unparsed > 0 {
             text.push_str(&format!("; {} could not be read", count(self.unparsed, "line")));
         }
@@ -542,9 +551,11 @@ pub struct DiscoveryStatus {
     pub unseen_cpu_ns: u64,
     /// Jobs of v1 managers whose events are counted in v2 directories of ours, and why others are not.
     #[serde(default)]
-    pub shadows: usize,
+    #[serde(rename = "shadows")]
+    pub perf_cgroups: usize,
     #[serde(default)]
-    pub shadows_refused: Option<String>,
+    #[serde(rename = "shadows_refused")]
+    pub perf_cgroups_refused: Option<String>,
 }
 
 impl From<met_jobs::discover::Health> for DiscoveryStatus {

@@ -8,12 +8,12 @@ use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
 use met_core::queue::Queue;
 use met_core::reaction::Reaction;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::usage::{Usage, UsageAsk, UsageTooLong};
 use met_store::{Filter, NodePart, Page, Queries, StoreError};
 
 use crate::jobs::{self, JobOwner, JobRef, JobsFilter, PageAsk};
-use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
+use crate::protocol::{NodeSeries, NodeStatus, Reply, Request, WireSeries};
 use crate::viewer::Viewer;
 
 /// Samples in one answer: some ten megabytes.
@@ -22,7 +22,7 @@ pub const PAGE_SAMPLES: usize = 50_000;
 /// The series of a node, by part.
 #[derive(Debug, Default)]
 pub struct NodeSpan {
-    pub courses: Vec<(NodePart, Course)>,
+    pub all_series: Vec<(NodePart, Series)>,
     /// Up to here there is nothing else; `None` at the end.
     pub until_ms: Option<i64>,
 }
@@ -34,7 +34,7 @@ pub trait Query: Send + Sync {
     /// The jobs that a reference may mean, newest first; `after` continues a list that did not fit.
     fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page>;
     /// The samples of a job after a time, as many as fit an answer; none when there are no more.
-    fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course>;
+    fn series(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Series>;
     /// The same of a further series of the job: its details, the event that is the `part`, or of a job on several nodes
     /// what it did on the node that is the `part`.
     fn job_series(
@@ -44,11 +44,11 @@ pub trait Query: Send + Sync {
         table: &'static Table,
         _part: &str,
         _after_ms: i64,
-    ) -> Result<Course> {
-        Ok(Course::new(table))
+    ) -> Result<Series> {
+        Ok(Series::new(table))
     }
-    /// The same of a card, while the job had it.
-    fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course>;
+    /// The same of a GPU, while the job had it.
+    fn gpu_series(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Series>;
     /// Who had jobs in which account, of the jobs that fit and that the viewer sees.
     fn memberships(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Membership>> {
         Ok(grouping::memberships(&every_job(self, viewer, filter)?))
@@ -84,18 +84,18 @@ pub trait Query: Send + Sync {
         Ok(None)
     }
     /// The samples of such a part after a time, as those of a job.
-    fn node_course(&self, _: &'static Table, _part: &str, _after_ms: i64) -> Result<Option<Course>> {
+    fn node_part_series(&self, _: &'static Table, _part: &str, _after_ms: i64) -> Result<Option<Series>> {
         Ok(None)
     }
     /// The series after a time of a node of a cluster, as far as they fit an answer; `None` if there is no such node.
-    fn node_courses(&self, _node: &str, _after_ms: i64) -> Result<Option<NodeSpan>> {
+    fn node_series(&self, _node: &str, _after_ms: i64) -> Result<Option<NodeSpan>> {
         Ok(None)
     }
 }
 
 /// Answers a request that only reads; `None` for any other.
 pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<Option<Reply>> {
-    let course = |course: Course| Reply::Course(WireCourse::of(&course));
+    let series = |series: Series| Reply::Series(WireSeries::of(&series));
     Ok(Some(match request {
         Request::Jobs(filter) => {
             let (page, warnings) = query.jobs(viewer, filter)?;
@@ -108,14 +108,12 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
             Viewer::Uid(own) if own == uid => found(query.find(viewer, job, after.as_ref())?),
             _ => found(Page::default()),
         },
-        Request::Course { key, after_ms } => course(query.course(viewer, key, *after_ms)?),
+        Request::Series { key, after_ms } => series(query.series(viewer, key, *after_ms)?),
         Request::JobSeries { key, table, part, after_ms } => match jobs::further_table(table) {
-            None => Reply::Course(WireCourse::default()),
-            Some(table) => course(query.job_series(viewer, key, table, part, *after_ms)?),
+            None => Reply::Series(WireSeries::default()),
+            Some(table) => series(query.job_series(viewer, key, table, part, *after_ms)?),
         },
-        Request::CardCourse { key, uuid, after_ms } => {
-            course(query.card_course(viewer, key, uuid, *after_ms)?)
-        }
+        Request::GpuSeries { key, uuid, after_ms } => series(query.gpu_series(viewer, key, uuid, *after_ms)?),
         Request::Memberships { filter } => Reply::Memberships(query.memberships(viewer, filter)?),
         Request::Sums { filter, span } => Reply::Sums(query.sums(viewer, filter, span)?),
         Request::Usage(ask) => Reply::Usage(query.usage(viewer, ask)?),
@@ -126,13 +124,13 @@ pub fn answer(query: &dyn Query, viewer: &Viewer, request: &Request) -> Result<O
             let Some(parts) = query.node_parts(*since_ms)? else { return Ok(None) };
             Reply::NodeParts(parts.into_iter().map(|part| (part.table, part.part)).collect())
         }
-        Request::NodeCourse { table, part, after_ms } => match met_sources::table(table) {
+        Request::NodePartSeries { table, part, after_ms } => match met_sources::table(table) {
             // What a newer or older program measured has no name here.
-            None => Reply::Course(WireCourse::default()),
-            Some(table) => return Ok(query.node_course(table, part, *after_ms)?.map(course)),
+            None => Reply::Series(WireSeries::default()),
+            Some(table) => return Ok(query.node_part_series(table, part, *after_ms)?.map(series)),
         },
-        Request::NodeCourses { node, after_ms } => match query.node_courses(node, *after_ms)? {
-            Some(span) => Reply::NodeCourses(wire(span)),
+        Request::NodeSeries { node, after_ms } => match query.node_series(node, *after_ms)? {
+            Some(span) => Reply::NodeSeries(wire(span)),
             None => Reply::refusal(&Failure::usage(format!("no node named {node:?}; `met nodes` lists all"))),
         },
         _ => return Ok(None),
@@ -150,9 +148,9 @@ pub fn nodes<Q: Query + ?Sized>(query: &Q, viewer: &Viewer) -> Result<Vec<NodeSt
     Ok(nodes)
 }
 
-fn wire(span: NodeSpan) -> NodeCourses {
-    let one = |(part, course): (NodePart, Course)| (part.table, part.part, WireCourse::of(&course));
-    NodeCourses { parts: span.courses.into_iter().map(one).collect(), until_ms: span.until_ms }
+fn wire(span: NodeSpan) -> NodeSeries {
+    let one = |(part, series): (NodePart, Series)| (part.table, part.part, WireSeries::of(&series));
+    NodeSeries { parts: span.all_series.into_iter().map(one).collect(), until_ms: span.until_ms }
 }
 
 /// Jobs that run.

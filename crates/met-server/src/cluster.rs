@@ -6,8 +6,8 @@
 pub mod access;
 pub mod accounts;
 pub mod api;
+mod cluster_writer;
 mod incompatible;
-mod keeper;
 mod latest;
 mod node_series;
 mod open_files;
@@ -17,8 +17,8 @@ mod receive_memory;
 mod view;
 mod watching;
 
+pub use cluster_writer::{Busy, ClusterWriter, Denied, Plan, Refusal, SinksFile};
 pub use incompatible::Incompatible;
-pub use keeper::{Busy, Denied, Keeper, Plan, Refusal, SinksFile};
 pub use latest::Latest;
 pub use view::{ClusterView, Lists};
 pub use watching::Watching;

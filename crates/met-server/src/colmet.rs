@@ -106,9 +106,9 @@ impl Hosts {
         let mut found = Vec::new();
         for key in self.log.unfinished(host, false)?.into_iter().chain(self.log.unfinished(host, true)?) {
             let Some(id) = key.id.parse().ok().filter(|_| key.manager == manager) else { continue };
-            let told = self.log.jobs_on_node(manager, &key.id, host)?;
+            let reported = self.log.jobs_on_node(manager, &key.id, host)?;
             let is_it = |job: &NodeJob| job.record.key.incarnation == key.incarnation && job.record.unproven;
-            found.extend(told.iter().any(is_it).then_some((id, key.incarnation)));
+            found.extend(reported.iter().any(is_it).then_some((id, key.incarnation)));
         }
         // Of two the later one is the job that runs.
         found.sort_unstable();
@@ -212,7 +212,7 @@ impl Work {
             }
         }
         if !taken.is_empty() {
-            self.api.keeper.publish_colmet(taken);
+            self.api.cluster_writer.publish_colmet(taken);
         }
     }
 
@@ -265,7 +265,9 @@ impl Work {
                     continue;
                 }
             };
-            let Ok(kept) = self.api.keeper.keep(batch.clone(), packed, now_ns(), None) else { return };
+            let Ok(kept) = self.api.cluster_writer.keep(batch.clone(), packed, now_ns(), None) else {
+                return;
+            };
             match kept.blocking_recv() {
                 Ok(Ok(())) => {}
                 Ok(Err(refusal)) => tracing::warn!("colmet: {}: {refusal}", batch.header.node),

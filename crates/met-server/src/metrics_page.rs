@@ -117,7 +117,7 @@ fn job(record: &Record) -> Job {
         cells,
         details: Vec::new(),
         events: record.events.clone(),
-        cards: Vec::new(),
+        gpus: Vec::new(),
     }
 }
 

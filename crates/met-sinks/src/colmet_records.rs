@@ -488,21 +488,21 @@ impl Gatherer {
     }
 
     /// Samples that a node sent to this server.
-    fn samples(&mut self, Samples { node, subject, course }: &Samples, out: &mut Vec<Record>) {
+    fn samples(&mut self, Samples { node, subject, series }: &Samples, out: &mut Vec<Record>) {
         let Some(node) = node.as_ref().filter(|node| !self.foreign.contains(*node)) else { return };
         match subject {
             Subject::Job(key) => {
                 let (key, part) = perf::of_series_key(key);
                 let event = self.chosen.events.iter().position(|event| event == part);
-                course.each_row(|time_ms, cells| match event {
-                    Some(index) if std::ptr::eq(course.table, &perf::TABLE) => {
+                series.each_row(|time_ms, cells| match event {
+                    Some(index) if std::ptr::eq(series.table, &perf::TABLE) => {
                         if let Some(job) = self.job(node, &key) {
                             job.events[index].0 = cells[perf::COUNT];
                         }
                     }
                     _ if !part.is_empty() => {}
                     _ => {
-                        self.job_row(node, &key, course.table, time_ms.saturating_mul(1_000_000), cells);
+                        self.job_row(node, &key, series.table, time_ms.saturating_mul(1_000_000), cells);
                         self.finish_job(node, &key, out);
                     }
                 });
@@ -512,10 +512,10 @@ impl Gatherer {
                 let labels: Vec<String> = part.split_whitespace().map(str::to_owned).collect();
                 let involved = self.running(node);
                 let state = self.nodes.entry(node.clone()).or_default();
-                course.each_row(|time_ms, cells| {
+                series.each_row(|time_ms, cells| {
                     let time_ns = time_ms.saturating_mul(1_000_000);
-                    state.put(course.table, &labels, time_ns, cells);
-                    if course.table.name == UPTIME.table && state.is_due(time_ns, self.chosen.period) {
+                    state.put(series.table, &labels, time_ns, cells);
+                    if series.table.name == UPTIME.table && state.is_due(time_ns, self.chosen.period) {
                         let made = self.chosen.layouts().filter(|layout| !layout.is_of_job);
                         out.extend(made.filter_map(|layout| {
                             state.record(layout, node, time_ns, self.chosen.period, &involved)

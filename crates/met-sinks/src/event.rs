@@ -7,7 +7,7 @@ use met_core::Table;
 use met_core::bounds;
 use met_core::job::{JobKey, Record};
 use met_core::node_health::NodeHealth;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_wire::batch::{Interim, Subject};
 use met_wire::colmet;
 
@@ -57,7 +57,7 @@ pub struct Samples {
     /// On a server: the node that sent them.
     pub node: Option<String>,
     pub subject: Subject,
-    pub course: Course,
+    pub series: Series,
 }
 
 /// Rows of one table at one tick.
@@ -122,7 +122,7 @@ impl Event {
             Event::Started(record) | Event::Ended(record) => size_of::<Record>() + bounds::bytes(record),
             Event::Interim(_) => 8 * SMALL,
             Event::Sampling(_) | Event::Health(_) => SMALL,
-            Event::Samples(samples) => of_cells(samples.course.len() * (samples.course.columns.len() + 1)),
+            Event::Samples(samples) => of_cells(samples.series.len() * (samples.series.columns.len() + 1)),
             Event::Colmet(records) => records.iter().map(|record| of_cells(2 * record.values.len())).sum(),
             Event::Tick(tick) => of_cells(tick.cells.len() + tick.rows.len() * size_of::<[i64; 16]>()),
         }

@@ -46,10 +46,10 @@ fn of_record(event: &str, record: &Record, at_ns: Option<i64>, now_ns: i64) -> V
     line
 }
 
-fn of_samples(Samples { node, subject, course }: &Samples, mut write: impl FnMut(Value)) {
-    for (index, time_ms) in course.times_ms.iter().enumerate() {
-        let cells = course.columns.iter().map(|column| column[index]);
-        let mut object = of_row("sample", time_ms.saturating_mul(1_000_000), course.table, cells);
+fn of_samples(Samples { node, subject, series }: &Samples, mut write: impl FnMut(Value)) {
+    for (index, time_ms) in series.times_ms.iter().enumerate() {
+        let cells = series.columns.iter().map(|column| column[index]);
+        let mut object = of_row("sample", time_ms.saturating_mul(1_000_000), series.table, cells);
         object["node"] = json!(node);
         match subject {
             Subject::Job(key) => {

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use met_core::job::Record;
 use met_core::node_health::NodeHealth;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::table::{NANO, ONE};
 use met_core::{Column, MISSING, Table, Unit, columns};
 use met_wire::batch::{Header, Interim, NodeBatch, SAMPLES_MAX};
@@ -38,7 +38,7 @@ use crate::event::{Event, Kind, Samples};
 use crate::sink::{Interest, Sink, SinkError, SinkSpec};
 use crate::snapshot::Rows;
 
-/// Courses that were offered and not taken over yet; one for each job and flush.
+/// Series that were offered and not taken over yet; one for each job and flush.
 const QUEUE: usize = 4096;
 /// Samples held in memory before they become a batch early, or, on a full disk, are given up.
 const CELLS_MAX: usize = 400_000;
@@ -52,7 +52,7 @@ const RECORD_BYTES_PER_BATCH: usize = 2 << 20;
 const SERIES_BYTES_PER_BATCH: usize = 4 << 20;
 /// An end is sent this soon, together with ends right after it.
 const END_WITHIN: Duration = Duration::from_millis(300);
-/// The course of the machine is sent this often: with one sample of each part its names are most of it.
+/// The series of the machine is sent this often: with one sample of each part its names are most of it.
 const NODE_EVERY: Duration = Duration::from_secs(60);
 const STACK_BYTES: usize = 512 << 10;
 
@@ -259,11 +259,11 @@ impl Forward {
 
     /// Queues samples. Samples not taken in time are dropped, and counted.
     fn offer(&self, samples: &Arc<Samples>) -> Result<(), SinkError> {
-        let course = &samples.course;
-        if !course.is_empty()
+        let series = &samples.series;
+        if !series.is_empty()
             && let Err(TrySendError::Full(_)) = self.queue.try_send(Message::Samples(Arc::clone(samples)))
         {
-            self.shared.lock().lost_in_queue += samples_in(course, 0..course.len());
+            self.shared.lock().lost_in_queue += samples_in(series, 0..series.len());
             return Err(SinkError::Lost("its queue is full".to_owned()));
         }
         Ok(())
@@ -333,10 +333,10 @@ impl bus::Status {
 }
 
 /// A sample is one known cell at one time.
-fn samples_in(course: &Course, range: Range<usize>) -> u64 {
+fn samples_in(series: &Series, range: Range<usize>) -> u64 {
     let known =
         |cells: &Vec<i64>| cells[range.clone()].iter().filter(|&&cell| cell != MISSING).count() as u64;
-    course.columns.iter().map(known).sum()
+    series.columns.iter().map(known).sum()
 }
 
 /// Records in groups that fit in a batch; the last has room for series.

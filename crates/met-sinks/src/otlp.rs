@@ -250,10 +250,10 @@ impl Otlp {
     }
 
     /// The last sample of a piece that a node sent.
-    fn samples(&mut self, Samples { node, subject, course }: &Samples) {
-        let (table, Some(last)) = (course.table, course.len().checked_sub(1)) else { return };
-        let cells: Vec<i64> = course.columns.iter().map(|column| column[last]).collect();
-        let time_ns = course.times_ms[last].saturating_mul(1_000_000);
+    fn samples(&mut self, Samples { node, subject, series }: &Samples) {
+        let (table, Some(last)) = (series.table, series.len().checked_sub(1)) else { return };
+        let cells: Vec<i64> = series.columns.iter().map(|column| column[last]).collect();
+        let time_ns = series.times_ms[last].saturating_mul(1_000_000);
         let job = match subject {
             Subject::Job(key) if std::ptr::eq(table, &JOB) => Some(on_server(key, node.as_deref())),
             // Of parts only a text is known here, and not their labels.

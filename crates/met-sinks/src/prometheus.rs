@@ -10,7 +10,7 @@ use met_core::{Column, DETAIL, JOB, Kind, MISSING, Selection, Table};
 
 use crate::decimal;
 use crate::shown_jobs::{Contents, Shown};
-use crate::snapshot::{ALLOCATED, HeldCard, Job, Rows, Snapshot};
+use crate::snapshot::{ALLOCATED, HeldGpu, Job, Rows, Snapshot};
 
 /// Metrics that are in no table, and what they say.
 pub static FAMILIES: &[(&str, &str)] = &[BUILD_INFO, JOB_INFO, JOB_GPU_INFO, NOT_SHOWN];
@@ -95,7 +95,7 @@ pub fn page(snapshot: &Snapshot, format: Format, contents: &Contents, people: bo
     page.events(&shown);
     page.rest(&shown);
     page.job_info(&shown, people);
-    page.held_cards(&shown);
+    page.held_gpus(&shown);
     if format == Format::OpenMetrics {
         page.out.extend_from_slice(b"# EOF\n");
     }
@@ -249,28 +249,28 @@ impl<'a> Page<'a> {
         }
     }
 
-    fn held_cards(&mut self, shown: &Shown<'_>) {
+    fn held_gpus(&mut self, shown: &Shown<'_>) {
         let mut family = self.untabled(JOB_GPU_INFO, Type::Info);
         for (labels, job) in &shown.jobs {
-            for card in &job.cards {
-                family.labelled_and(labels, card_labels(card).into_iter());
+            for gpu in &job.gpus {
+                family.labelled_and(labels, gpu_labels(gpu).into_iter());
             }
         }
     }
 }
 
-/// DCGM exporter tells of a part by the card that it is cut from and the number of its instance.
-fn card_labels(card: &HeldCard) -> [(&str, &str); 6] {
-    let whole = if card.parent.is_empty() { &card.uuid } else { &card.parent };
-    let index = card.index.split('.').next().unwrap_or_default();
-    let instance = card.mig.split('/').next().unwrap_or_default();
+/// DCGM exporter tells of a part by the GPU that it is cut from and the number of its instance.
+fn gpu_labels(gpu: &HeldGpu) -> [(&str, &str); 6] {
+    let whole = if gpu.parent.is_empty() { &gpu.uuid } else { &gpu.parent };
+    let index = gpu.index.split('.').next().unwrap_or_default();
+    let instance = gpu.mig.split('/').next().unwrap_or_default();
     [
         ("gpu", index),
         ("UUID", whole),
         ("GPU_I_ID", instance),
-        ("index", &card.index),
-        ("uuid", &card.uuid),
-        ("vendor", &card.vendor),
+        ("index", &gpu.index),
+        ("uuid", &gpu.uuid),
+        ("vendor", &gpu.vendor),
     ]
 }
 

@@ -32,7 +32,7 @@ fn job_of(id: &str, cpu: i64, memory: i64, person: Person) -> Job {
         allocated: allocated(&resources),
         person,
     };
-    Job { about: Arc::new(about), cells, details: Vec::new(), events: Vec::new(), cards: Vec::new() }
+    Job { about: Arc::new(about), cells, details: Vec::new(), events: Vec::new(), gpus: Vec::new() }
 }
 
 fn job(id: &str, cpu: i64, memory: i64) -> Job {
@@ -50,15 +50,15 @@ fn snapshot() -> Snapshot {
     rows.push(&["dram".into()], &[2, 7]);
     rows.push(&["dram".into()], &[3, 8]);
     let mut jobs = vec![job("1", 1_500_000_000, 4096), job("2", 250_000_000, MISSING), job("3", 1, 1)];
-    let part = HeldCard {
+    let part = HeldGpu {
         index: "0.1".into(),
         uuid: "MIG-a".into(),
         parent: "GPU-1".into(),
         mig: "5/0".into(),
-        ..HeldCard::default()
+        ..HeldGpu::default()
     };
-    jobs[0].cards.push(HeldCard { index: "0".into(), uuid: "GPU-1".into(), ..HeldCard::default() });
-    jobs[1].cards.push(part);
+    jobs[0].gpus.push(HeldGpu { index: "0".into(), uuid: "GPU-1".into(), ..HeldGpu::default() });
+    jobs[1].gpus.push(part);
     Snapshot { tables: vec![rows], jobs }
 }
 
@@ -127,16 +127,16 @@ fn open_metrics_differs_in_heads_and_its_end() {
 
 #[test]
 fn people_are_named_only_where_they_may_be() {
-    let told = page_of(&snapshot(), Format::Text, &all(), true);
+    let reported = page_of(&snapshot(), Format::Text, &all(), true);
     assert!(
-        told.contains(
+        reported.contains(
             r#"met_job_info{cluster="c1",manager="slurm",id="1",shown_id="1",state="running",name="a \"name\"\n",user="ann"} 1"#
         ),
-        "{told}"
+        "{reported}"
     );
-    let told = text(Format::Text, &all());
+    let reported = text(Format::Text, &all());
     for word in ["user=", "name=", "account=", "\"ann\""] {
-        assert!(!told.contains(word), "{word}: {told}");
+        assert!(!reported.contains(word), "{word}: {reported}");
     }
 }
 

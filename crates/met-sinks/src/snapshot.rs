@@ -73,7 +73,7 @@ pub struct Job {
     pub details: Vec<i64>,
     /// How often each event happened.
     pub events: Vec<EventCount>,
-    pub cards: Vec<HeldCard>,
+    pub gpus: Vec<HeldGpu>,
 }
 
 /// What is said of a job once, and not with each of its figures.
@@ -132,12 +132,12 @@ pub struct Person {
     pub account: String,
 }
 
-/// A card that a job holds, by the names that other exporters have for it.
+/// A GPU that a job holds, by the names that other exporters have for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HeldCard {
+pub struct HeldGpu {
     pub index: String,
     pub uuid: String,
-    /// The uuid of the card that this is a part of.
+    /// The uuid of the GPU that this is a part of.
     pub parent: String,
     pub vendor: String,
     /// GPU instance and compute instance of a part: `1/0`.

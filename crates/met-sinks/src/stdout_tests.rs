@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 use expect_test::{Expect, expect};
 use met_core::job::QualityKind;
 use met_core::job_table::{CPU, MEMORY_NEEDED};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, MISSING, sample};
 use met_wire::batch::Subject;
 use serde_json::Value;
@@ -44,13 +44,13 @@ fn check(format: &str, events: &[Event], expected: Expect) {
 }
 
 fn samples(subject: Subject) -> Event {
-    let mut course = Course::new(&JOB);
+    let mut series = Series::new(&JOB);
     let mut cells = vec![MISSING; JOB.columns.len()];
     (cells[CPU], cells[MEMORY_NEEDED]) = (1_500_000_000, 4096);
-    course.push(1_000, &cells);
+    series.push(1_000, &cells);
     cells[MEMORY_NEEDED] = MISSING;
-    course.push(2_000, &cells);
-    Event::Samples(Arc::new(Samples { node: Some("n1".to_owned()), subject, course }))
+    series.push(2_000, &cells);
+    Event::Samples(Arc::new(Samples { node: Some("n1".to_owned()), subject, series }))
 }
 
 fn tick() -> Event {

@@ -97,8 +97,8 @@ impl Source for Background {
         self.shortfall.clone()
     }
 
-    fn wait(&mut self, patience: Duration) {
-        let deadline = Instant::now() + patience;
+    fn wait(&mut self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.asked = true;
         self.shared.changed.notify_all();

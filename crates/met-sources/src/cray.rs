@@ -1,4 +1,4 @@
-//! Cray pm_counters: the blade's own meters of the node, its processors, memory and cards.
+//! Cray pm_counters: the blade's own meters of the node, its processors, memory and GPUs.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 pub(crate) static METER: Meter = Meter {
     source: &SPEC,
     name: "Cray pm_counters",
-    // Cards have a ledger of their own.
+    // GPUs have a ledger of their own.
     scope: |_, labels| match labels.first()?.as_str() {
         "node" => meter::NODE,
         "cpu" => Some(Scope::Package),

@@ -1,4 +1,4 @@
-//! AMD and Intel cards without a vendor's library: sysfs for the card, `/proc/PID/fdinfo` for its users.
+//! AMD and Intel GPUs without a vendor's library: sysfs for the GPU, `/proc/PID/fdinfo` for its users.
 //!
 //! A process says in its fdinfo how long each engine worked for it; forked and duplicated descriptors say it
 //! again, so each client is counted once. What computes through KFD alone is found in its own directory.
@@ -8,7 +8,7 @@ mod pcie_bw;
 
 use std::collections::{HashMap, HashSet};
 
-use met_core::gpu::{card, process};
+use met_core::gpu::{device, process};
 use met_core::rate;
 use met_core::{Batch, MISSING, Subject, Unparsed};
 use met_host::{Dir, Host, Targets, TaskRole, TaskTarget, clock, parse};
@@ -21,33 +21,33 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "drm",
     help: "AMD and Intel GPUs: use, memory, power and energy, also per process",
     pace: Pace::Tick,
-    tables: &[&card::TABLE, &process::TABLE],
-    charts: card::CHARTS,
+    tables: &[&device::TABLE, &process::TABLE],
+    charts: device::CHARTS,
     open,
 };
 
 const DRM: &str = "/sys/class/drm";
 const KFD: &str = "/sys/class/kfd/kfd";
-/// Descriptors of one process that are searched for cards.
+/// Descriptors of one process that are searched for GPUs.
 const DESCRIPTORS_MAX: usize = 4096;
 /// One part in this many of a core may be spent on searching the descriptors of one process.
 const SCAN_COST_INVERSE: i64 = 1000;
 const SCAN_EVERY_MIN_NS: i64 = 900_000_000;
-/// Of a process that has no card for long.
+/// Of a process that has no GPU for long.
 const SCAN_EVERY_MAX_NS: i64 = 8_000_000_000;
-const CARD_FILES: &[u8] = b"/dev/dri/";
+const GPU_FILES: &[u8] = b"/dev/dri/";
 /// A reloaded driver makes new directories.
 const REOPEN_EVERY_NS: i64 = 5_000_000_000;
 
 struct Drm {
     host: Host,
-    cards: Vec<Card>,
+    gpus: Vec<Gpu>,
     labels: Vec<Vec<String>>,
     /// What is known of each process.
     known: HashMap<(u32, u64), Known>,
     /// What each client's engines had done, and when that was read.
     clients: HashMap<(usize, u64), (i64, Engines)>,
-    /// When unresponsive cards are searched for again.
+    /// When unresponsive GPUs are searched for again.
     reopen_due_ns: i64,
     buffer: Vec<u8>,
 }
@@ -55,7 +55,7 @@ struct Drm {
 /// The process that a client was met with in this reading, and whether what it did was counted there.
 type Met = HashMap<(usize, u64), (u32, bool)>;
 
-/// How a process has to do with cards, as of when it was last looked through.
+/// How a process has to do with GPUs, as of when it was last looked through.
 #[derive(Clone, Debug, Default)]
 struct Known {
     descriptors: Vec<u32>,
@@ -65,18 +65,18 @@ struct Known {
 }
 
 impl Known {
-    fn has_card(&self) -> bool {
+    fn has_gpu(&self) -> bool {
         self.by_kfd || !self.descriptors.is_empty()
     }
 }
 
-struct Card {
+struct Gpu {
     device: Dir,
     hwmon: Option<Dir>,
-    /// Where the driver says its clock, seen from the card's own directory.
+    /// Where the driver says its clock, seen from the GPU's own directory.
     gt: Option<Dir>,
     pci: String,
-    /// The card's number in KFD.
+    /// The GPU's number in KFD.
     kfd_id: Option<Vec<u8>>,
     /// What its firmware had counted, and when that was read.
     counted: Option<(i64, Counters)>,
@@ -102,7 +102,7 @@ struct Engines {
     decode: Work,
 }
 
-/// What one descriptor says about a client of a card.
+/// What one descriptor says about a client of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Client {
     pci: String,
@@ -113,24 +113,24 @@ struct Client {
 
 fn open(host: &Host, _: &Options) -> Opened {
     let mut source = Drm::new(host);
-    source.find_cards();
+    source.find_gpus();
     let absent = Unavailable::Absent("no AMD or Intel GPU".to_owned());
-    if source.cards.is_empty() { Err(absent) } else { Ok(Box::new(source)) }
+    if source.gpus.is_empty() { Err(absent) } else { Ok(Box::new(source)) }
 }
 
 impl Source for Drm {
     fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
-        let [cards, processes] = out else { return Ok(()) };
+        let [gpus, processes] = out else { return Ok(()) };
         let now_ns = clock::boottime_ns();
-        self.read_cards(now_ns, cards);
+        self.read_gpus(now_ns, gpus);
         let mut met = Met::new();
-        // Only processes of jobs are searched: the number of processes on a card is not known.
+        // Only processes of jobs are searched: the number of processes on a GPU is not known.
         let living: HashSet<_> = targets.tasks.iter().map(|task| (task.pid, task.start_ticks)).collect();
         self.known.retain(|key, _| living.contains(key));
         for task in targets.tasks.iter().filter(|task| task.role == TaskRole::Member) {
             let known = self.known.get(&(task.pid, task.start_ticks));
             let is_due = known.is_none_or(|known| tick.slow && now_ns >= known.due_ns);
-            // Where processes are left out, those known to have a card are still read.
+            // Where processes are left out, those known to have a GPU are still read.
             if (is_due || task.young) && !tick.cgroups_only {
                 self.look_through(task, now_ns);
             }
@@ -149,7 +149,7 @@ impl Drm {
     fn new(host: &Host) -> Drm {
         Drm {
             host: host.clone(),
-            cards: Vec::new(),
+            gpus: Vec::new(),
             labels: Vec::new(),
             known: HashMap::new(),
             clients: HashMap::new(),
@@ -158,25 +158,25 @@ impl Drm {
         }
     }
 
-    /// Fills a row for each card that is there. One that is gone, or whose driver was reloaded, is searched
+    /// Fills a row for each GPU that is there. One that is gone, or whose driver was reloaded, is searched
     /// for.
-    fn read_cards(&mut self, now_ns: i64, out: &mut Batch) {
+    fn read_gpus(&mut self, now_ns: i64, out: &mut Batch) {
         let mut is_whole = true;
-        for (part, card) in (0..).zip(&mut self.cards) {
-            let mut cells = [MISSING; card::TABLE.columns.len()];
-            is_whole &= !card.is_gone && card.fill(now_ns, &mut self.buffer, &mut cells, &mut out.unparsed);
-            if !card.is_gone {
+        for (part, gpu) in (0..).zip(&mut self.gpus) {
+            let mut cells = [MISSING; device::TABLE.columns.len()];
+            is_whole &= !gpu.is_gone && gpu.fill(now_ns, &mut self.buffer, &mut cells, &mut out.unparsed);
+            if !gpu.is_gone {
                 out.push_part(Subject::Node, part).copy_from_slice(&cells);
             }
         }
         if !is_whole && now_ns >= self.reopen_due_ns {
             self.reopen_due_ns = now_ns + REOPEN_EVERY_NS;
-            self.find_cards();
+            self.find_gpus();
         }
     }
 
-    /// Takes up the cards that there are. One that is known keeps its row.
-    fn find_cards(&mut self) {
+    /// Takes up the GPUs that there are. One that is known keeps its row.
+    fn find_gpus(&mut self) {
         let mut names = Vec::new();
         if let Ok(folder) = self.host.open_dir(DRM) {
             let _ = folder.list(&mut Vec::new(), |name, _, _| {
@@ -185,27 +185,27 @@ impl Drm {
             });
         }
         names.sort_unstable();
-        self.cards.iter_mut().for_each(|card| card.is_gone = true);
+        self.gpus.iter_mut().for_each(|gpu| gpu.is_gone = true);
         let mut counts = HashMap::new();
         for number in names {
-            let Some((card, mut labels)) = self.meet(number) else { continue };
-            // Each maker's own variables count its own cards.
-            let count: &mut usize = counts.entry(labels[card::label::VENDOR].clone()).or_default();
-            labels[card::label::INDEX] = count.to_string();
+            let Some((gpu, mut labels)) = self.meet(number) else { continue };
+            // Each maker's own variables count its own GPUs.
+            let count: &mut usize = counts.entry(labels[device::label::VENDOR].clone()).or_default();
+            labels[device::label::INDEX] = count.to_string();
             *count += 1;
-            let uuid = |labels: &Vec<String>| labels[card::label::UUID].clone();
+            let uuid = |labels: &Vec<String>| labels[device::label::UUID].clone();
             match self.labels.iter().position(|known| uuid(known) == uuid(&labels)) {
-                Some(known) => (self.cards[known], self.labels[known]) = (card, labels),
+                Some(known) => (self.gpus[known], self.labels[known]) = (gpu, labels),
                 None => {
-                    self.cards.push(card);
+                    self.gpus.push(gpu);
                     self.labels.push(labels);
                 }
             }
         }
     }
 
-    /// A card and its labels, if its maker is one of ours.
-    fn meet(&mut self, number: u32) -> Option<(Card, Vec<String>)> {
+    /// A GPU and its labels, if its maker is one of ours.
+    fn meet(&mut self, number: u32) -> Option<(Gpu, Vec<String>)> {
         let device = self.host.open_dir(format!("{DRM}/card{number}/device")).ok()?;
         let mut text = |name: &str| {
             device.read(name, &mut self.buffer).ok()?;
@@ -233,10 +233,10 @@ impl Drm {
         // Not read to find out: that takes a second.
         let for_thread = device.inode_of(pcie_bw::FILE).and_then(|_| device.open_dir("."));
         let pcie = for_thread.ok().and_then(PcieReader::start);
-        Some((Card { device, hwmon, gt, pci, kfd_id, counted: None, pcie, is_gone: false }, labels))
+        Some((Gpu { device, hwmon, gt, pci, kfd_id, counted: None, pcie, is_gone: false }, labels))
     }
 
-    /// Searches for descriptors of cards by their links, which cost a third of reading their fdinfo files.
+    /// Searches for descriptors of GPUs by their links, which cost a third of reading their fdinfo files.
     fn look_through(&mut self, task: &TaskTarget, now_ns: i64) {
         let begin_ns = clock::thread_cpu_ns();
         let mut found = Known::default();
@@ -245,7 +245,7 @@ impl Drm {
             let _ = folder.list(&mut self.buffer, |name, _, _| numbers.extend(parse::u32(name)));
             for number in numbers.into_iter().take(DESCRIPTORS_MAX) {
                 if folder.read_link(number.to_string(), &mut self.buffer).is_ok()
-                    && self.buffer.starts_with(CARD_FILES)
+                    && self.buffer.starts_with(GPU_FILES)
                 {
                     found.descriptors.push(number);
                 }
@@ -257,7 +257,7 @@ impl Drm {
         });
         let cost_ns = clock::thread_cpu_ns() - begin_ns;
         let before = self.known.get(&(task.pid, task.start_ticks));
-        let every_ns = match before.filter(|before| !before.has_card() && !found.has_card()) {
+        let every_ns = match before.filter(|before| !before.has_gpu() && !found.has_gpu()) {
             Some(before) => (before.every_ns * 2).min(SCAN_EVERY_MAX_NS),
             None => SCAN_EVERY_MIN_NS,
         };
@@ -266,17 +266,17 @@ impl Drm {
         self.known.insert((task.pid, task.start_ticks), found);
     }
 
-    /// The cards that KFD numbers, and how.
+    /// The GPUs that KFD numbers, and how.
     fn kfd_ids(&self) -> impl Iterator<Item = (usize, String)> {
-        let id = |card: &Card| Some(String::from_utf8_lossy(card.kfd_id.as_ref()?).into_owned());
-        self.cards.iter().enumerate().filter_map(move |(index, card)| Some((index, id(card)?)))
+        let id = |gpu: &Gpu| Some(String::from_utf8_lossy(gpu.kfd_id.as_ref()?).into_owned());
+        self.gpus.iter().enumerate().filter_map(move |(index, gpu)| Some((index, id(gpu)?)))
     }
 
     fn read_process(&mut self, task: &TaskTarget, met: &mut Met, out: &mut Batch) {
         let now_ns = clock::boottime_ns();
-        let known = self.known.get(&(task.pid, task.start_ticks)).filter(|known| known.has_card());
+        let known = self.known.get(&(task.pid, task.start_ticks)).filter(|known| known.has_gpu());
         let Some(Known { descriptors, by_kfd, .. }) = known.cloned() else { return };
-        let mut uses: Vec<Option<Vec<i64>>> = vec![None; self.cards.len()];
+        let mut uses: Vec<Option<Vec<i64>>> = vec![None; self.gpus.len()];
         for number in descriptors {
             let path = format!("/proc/{}/fdinfo/{number}", task.pid);
             if self.host.read_small(path, &mut self.buffer).is_err() {
@@ -286,8 +286,8 @@ impl Drm {
             let client = client_of(&self.buffer, &mut is_parsed);
             out.unparsed.expect(is_parsed, || format!("/proc/{}/fdinfo/{number}", task.pid));
             let Some(client) = client else { continue };
-            let is_its = |card: &Card| card.pci == client.pci && !card.is_gone;
-            let Some(index) = self.cards.iter().position(is_its) else { continue };
+            let is_its = |gpu: &Gpu| gpu.pci == client.pci && !gpu.is_gone;
+            let Some(index) = self.gpus.iter().position(is_its) else { continue };
             let cells = uses[index].get_or_insert_with(|| vec![MISSING; process::TABLE.columns.len()]);
             cells[process::OPEN] = 1;
             match met.get(&(index, client.id)) {
@@ -324,7 +324,7 @@ impl Drm {
     }
 }
 
-impl Card {
+impl Gpu {
     /// False: it reports nothing, and its directories may be those of a driver that is gone.
     fn fill(
         &mut self,
@@ -352,25 +352,26 @@ impl Card {
             read.map_or(MISSING, |cell| cell / divisor)
         };
         let (device, hwmon) = (Some(&self.device), self.hwmon.as_ref());
-        cells[card::UTILIZATION] = number(device, &["gpu_busy_percent"], 10, 1);
-        cells[card::UTILIZATION_MEMORY] = number(device, &["mem_busy_percent"], 10, 1);
-        cells[card::MEMORY_USED] = number(device, &["mem_info_vram_used"], 1, 1);
-        cells[card::MEMORY_TOTAL] = number(device, &["mem_info_vram_total"], 1, 1);
-        // µW, µJ, m°C and Hz. On a card with two chips, the first reports power and limit of both, and the
+        cells[device::UTILIZATION] = number(device, &["gpu_busy_percent"], 10, 1);
+        cells[device::UTILIZATION_MEMORY] = number(device, &["mem_busy_percent"], 10, 1);
+        cells[device::MEMORY_USED] = number(device, &["mem_info_vram_used"], 1, 1);
+        cells[device::MEMORY_TOTAL] = number(device, &["mem_info_vram_total"], 1, 1);
+        // µW, µJ, m°C and Hz. On a GPU with two chips, the first reports power and limit of both, and the
         // second reports 0.
         let above_0 = |cell: i64| if cell > 0 { cell } else { MISSING };
-        cells[card::POWER] = above_0(number(hwmon, &["power1_average", "power1_input"], 1, 1000));
-        cells[card::POWER_LIMIT] = above_0(number(hwmon, &["power1_cap", "power1_max"], 1, 1000));
-        if cells[card::ENERGY] == MISSING {
-            cells[card::ENERGY] = number(hwmon, &["energy1_input"], 1, 1);
+        cells[device::POWER] = above_0(number(hwmon, &["power1_average", "power1_input"], 1, 1000));
+        cells[device::POWER_LIMIT] = above_0(number(hwmon, &["power1_cap", "power1_max"], 1, 1000));
+        if cells[device::ENERGY] == MISSING {
+            cells[device::ENERGY] = number(hwmon, &["energy1_input"], 1, 1);
         }
-        cells[card::TEMPERATURE] = number(hwmon, &["temp1_input", "temp2_input"], 1, 1);
-        cells[card::CLOCK] = number(hwmon, &["freq1_input"], 1, 1_000_000);
-        if cells[card::CLOCK] == MISSING {
-            cells[card::CLOCK] = number(self.gt.as_ref(), &["rps_act_freq_mhz"], 1, 1);
+        cells[device::TEMPERATURE] = number(hwmon, &["temp1_input", "temp2_input"], 1, 1);
+        cells[device::CLOCK] = number(hwmon, &["freq1_input"], 1, 1_000_000);
+        if cells[device::CLOCK] == MISSING {
+            cells[device::CLOCK] = number(self.gt.as_ref(), &["rps_act_freq_mhz"], 1, 1);
         }
-        cells[card::CLOCK_MEMORY] = number(hwmon, &["freq2_input"], 1, 1_000_000);
-        let of_hwmon = [card::POWER, card::POWER_LIMIT, card::ENERGY, card::TEMPERATURE, card::CLOCK_MEMORY];
+        cells[device::CLOCK_MEMORY] = number(hwmon, &["freq2_input"], 1, 1_000_000);
+        let of_hwmon =
+            [device::POWER, device::POWER_LIMIT, device::ENERGY, device::TEMPERATURE, device::CLOCK_MEMORY];
         match hwmon {
             Some(_) => of_hwmon.iter().any(|&column| cells[column] != MISSING),
             None => cells.iter().any(|cell| *cell != MISSING),
@@ -378,7 +379,7 @@ impl Card {
     }
 }
 
-impl Card {
+impl Gpu {
     /// What the firmware and the bus count.
     fn fill_counters(
         &mut self,
@@ -393,7 +394,7 @@ impl Card {
         let read = if is_read { gpu_metrics::counters(buffer) } else { None };
         let before = std::mem::replace(&mut self.counted, read.map(|counters| (now_ns, counters)));
         if let Some(counters) = read {
-            cells[card::ENERGY] = counters.energy_uj.unwrap_or(MISSING);
+            cells[device::ENERGY] = counters.energy_uj.unwrap_or(MISSING);
             let (before_ns, before) = before.unwrap_or((now_ns, counters));
             let rate = |before: Option<i64>, now: Option<i64>| {
                 let rate = rate::per_second(before?, now?, now_ns - before_ns)?;
@@ -401,12 +402,12 @@ impl Card {
             };
             let received = rate(before.xgmi_read_bytes, counters.xgmi_read_bytes);
             let sent = rate(before.xgmi_written_bytes, counters.xgmi_written_bytes);
-            cells[card::XGMI_RECEIVED] = received.unwrap_or(MISSING);
-            cells[card::XGMI_SENT] = sent.unwrap_or(MISSING);
+            cells[device::XGMI_RECEIVED] = received.unwrap_or(MISSING);
+            cells[device::XGMI_SENT] = sent.unwrap_or(MISSING);
         }
         if let Some(bandwidth) = self.pcie.as_mut().and_then(|pcie| pcie.bandwidth(now_ns)) {
-            cells[card::PCIE_RECEIVED] = bandwidth.received;
-            cells[card::PCIE_SENT] = bandwidth.sent;
+            cells[device::PCIE_RECEIVED] = bandwidth.received;
+            cells[device::PCIE_SENT] = bandwidth.sent;
         }
     }
 }
@@ -429,7 +430,7 @@ fn render_device(device: &Dir) -> Option<String> {
     minor.map(|minor| format!("226:{minor}"))
 }
 
-/// KFD names a card by a number of its own and says where on the bus it is.
+/// KFD names a GPU by a number of its own and says where on the bus it is.
 fn kfd_id(host: &Host, pci: &str) -> Option<Vec<u8>> {
     let folder = host.open_dir(format!("{KFD}/topology/nodes")).ok()?;
     let mut nodes = Vec::new();
@@ -488,7 +489,7 @@ fn add_nothing(cells: &mut [i64], engines: &Engines) {
     }
 }
 
-/// What an fdinfo file says; nothing if it is not a card's. `is_parsed` becomes false where a number of it is none.
+/// What an fdinfo file says; nothing if it is not a GPU's. `is_parsed` becomes false where a number of it is none.
 fn client_of(text: &[u8], is_parsed: &mut bool) -> Option<Client> {
     let mut client = Client::default();
     let (mut total, mut resident) = (None, None);

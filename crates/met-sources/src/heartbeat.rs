@@ -8,7 +8,7 @@ use met_host::clock;
 use crate::SOURCES;
 
 #[derive(Debug, Default)]
-pub struct Pulse {
+pub struct Heartbeat {
     /// By CLOCK_MONOTONIC, which stops while the machine sleeps; 0 while there is nothing to do.
     since_ns: AtomicI64,
     /// Counts beginnings and ends.
@@ -26,7 +26,7 @@ pub struct At {
     steps: u64,
 }
 
-impl Pulse {
+impl Heartbeat {
     /// The reader has something to do.
     pub fn begin(&self) {
         self.steps.fetch_add(1, Ordering::Relaxed);
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_working_reader_is_distinguished_from_a_stuck_one() {
-        let pulse = Pulse::default();
+        let pulse = Heartbeat::default();
         assert_eq!(pulse.at(), None);
         pulse.begin();
         pulse.enter(0);

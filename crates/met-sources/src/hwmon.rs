@@ -56,8 +56,8 @@ pub(crate) static METER: Meter = Meter {
 
 const FOLDER: &str = "/sys/class/hwmon";
 const SENSORS_MAX: usize = 512;
-/// Cards have a source of their own.
-const CARDS: [&str; 4] = ["amdgpu", "i915", "xe", "nouveau"];
+/// GPUs have a source of their own.
+const GPUS: [&str; 4] = ["amdgpu", "i915", "xe", "nouveau"];
 
 struct Hwmon {
     host: Host,
@@ -72,7 +72,7 @@ fn open(host: &Host, _: &Options) -> Opened {
     for chip in sysfs::names(host, FOLDER) {
         let path = |file: &str| format!("{FOLDER}/{chip}/{file}");
         let name = sysfs::text(host, &path("name"), &mut buffer).unwrap_or_else(|| chip.clone());
-        if CARDS.contains(&name.as_str()) {
+        if GPUS.contains(&name.as_str()) {
             continue;
         }
         for (sensor, files) in sensors_of(&sysfs::names(host, &path(""))) {
@@ -155,7 +155,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sensors_of_power_energy_and_temperature_are_rows_and_cards_are_not() {
+    fn sensors_of_power_energy_and_temperature_are_rows_and_gpus_are_not() {
         let machine = Machine::new(include_str!("../../../fixtures/hosts/sensors.txt"));
         expect![[r#"
             Node coretemp hwmon0/temp1 Package id 0

@@ -45,7 +45,7 @@ use met_host::Host;
 /// Shown for a driver that does not return from a call.
 pub const NO_ANSWER: &str = nvidia::NO_ANSWER;
 
-pub use heartbeat::{At, Pulse};
+pub use heartbeat::{At, Heartbeat};
 pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
 pub use self_cost::{Fault, NewError, NodeSource, Runner, Wrong};
 
@@ -83,7 +83,7 @@ pub fn catalogue() -> Vec<&'static Table> {
     let of_sources = SOURCES.iter().flat_map(|spec| spec.tables.iter().copied());
     let mut tables: Vec<&'static Table> = Vec::new();
     for table in [&JOB, &DETAIL].into_iter().chain(of_sources).chain([&self_cost::TABLE]) {
-        // Sources of the same thing, such as cards of several makers, fill the same table.
+        // Sources of the same thing, such as GPUs of several makers, fill the same table.
         if !tables.iter().any(|known| std::ptr::eq(*known, table)) {
             tables.push(table);
         }
@@ -191,7 +191,7 @@ pub struct Options {
     /// Events to count in every job.
     pub events: Vec<String>,
     /// How long opening a source may take. What is not ready by then is read as soon as it is.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// The time between two ticks, as far as it is known: what is older than some of them is not of now.
     pub interval: Duration,
     /// Of these alone; `None` is all of them.
@@ -209,7 +209,7 @@ pub struct Options {
     /// Sources that are not opened, because a reading of them has hung.
     pub left_out: Vec<&'static str>,
     /// Shows the watchdog what the reader is doing.
-    pub pulse: Arc<Pulse>,
+    pub pulse: Arc<Heartbeat>,
 }
 
 /// Who calls a driver that may never answer.
@@ -265,7 +265,7 @@ pub trait Source: Send {
     /// A target that vanished has no row and is no error.
     fn read(&mut self, targets: &Targets, tick: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError>;
 
-    /// The labels of its rows by their part, in the order of the table's labels. Those of cards hold for the
+    /// The labels of its rows by their part, in the order of the table's labels. Those of GPUs hold for the
     /// last reading, those of all others for good.
     fn labels(&self) -> &[Vec<String>] {
         &[]
@@ -292,7 +292,7 @@ pub trait Source: Send {
     }
 
     /// Asks a thread of its own for a reading and waits for it.
-    fn wait(&mut self, _patience: Duration) {}
+    fn wait(&mut self, _timeout: Duration) {}
 
     /// Ticks come by another period from now on.
     fn set_interval(&mut self, _interval: Duration) {}
@@ -353,7 +353,7 @@ impl std::fmt::Display for Unavailable {
     }
 }
 
-/// A part of a source, such as a card, that cannot be read now.
+/// A part of a source, such as a GPU, that cannot be read now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unread {
     /// As in its table; empty where they are not known.

@@ -19,7 +19,7 @@ pub struct Meter {
 }
 
 /// All of the node. Its rank is the place of the meter in [`METERS`].
-pub(crate) const NODE: Option<Scope> = Some(Scope::Node { rank: 0, with_cards: true });
+pub(crate) const NODE: Option<Scope> = Some(Scope::Node { rank: 0, with_gpus: true });
 
 /// The meter that is a source, and its rank.
 pub fn of(source: &str) -> Option<(u8, &'static Meter)> {
@@ -30,7 +30,7 @@ impl Meter {
     /// What a part measures and how it is called.
     pub fn part(&self, rank: u8, part: u32, labels: &[String]) -> Option<(String, Scope)> {
         Some(match (self.scope)(part, labels)? {
-            Scope::Node { with_cards, .. } => (self.name.to_owned(), Scope::Node { rank, with_cards }),
+            Scope::Node { with_gpus, .. } => (self.name.to_owned(), Scope::Node { rank, with_gpus }),
             Scope::Board => (self.name.to_owned(), Scope::Board),
             scope @ (Scope::Package | Scope::Memory) => {
                 (format!("{} {}", self.source.name, labels.join(" ")), scope)

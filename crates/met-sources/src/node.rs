@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_told_in_bytes() {
+    fn memory_is_reported_in_bytes() {
         expect![[r#"
             memory_total 16777216000
             memory_free 4194304000

@@ -1,10 +1,10 @@
-//! NVIDIA cards through NVML, the driver's own library, loaded when there is a card and never linked.
+//! NVIDIA GPUs through NVML, the driver's own library, loaded when there is a GPU and never linked.
 //!
 //! Power and use are read at every tick. A call that costs 1 µs in a loop costs 30 µs once a second, when
 //! nothing of the driver is in a cache any more, and a list of eight processes 400 µs: all else, and loading
 //! the library itself, is done now and then, by a thread that hands over its last figures.
 //!
-//! A driver may never answer: a card that fell off its bus blocks every caller. So no thread that others wait
+//! A driver may never answer: a GPU that fell off its bus blocks every caller. So no thread that others wait
 //! for calls it: one thread reads power and use when a tick begins, another does the rest, and figures have an
 //! age. A sampler thread that is replaced when stuck reads power and use itself, which is cheaper.
 
@@ -22,16 +22,16 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
 
-use met_core::gpu::{card, process};
+use met_core::gpu::{device, process};
 use met_core::{Batch, MISSING, Subject};
 use met_host::{Host, Targets, clock};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
 use self::direct::Direct;
-use self::fast::{Asked, Fast, TICK_PATIENCE};
-use self::figures::SlowCard;
-use self::library::{CardFacts, Lender, NO_GPU, Shown};
+use self::fast::{Asked, Fast, TICK_TIMEOUT};
+use self::figures::SlowGpu;
+use self::library::{GpuFacts, Lender, NO_GPU, Shown};
 use self::numbers::Numbers;
 use self::reading::{Answer, Reading, Trouble};
 use self::slow::Slow;
@@ -44,15 +44,15 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "nvidia",
     help: "NVIDIA GPUs: use, memory, power and energy, also per process",
     pace: Pace::Tick,
-    tables: &[&card::TABLE, &process::TABLE],
-    charts: card::CHARTS,
+    tables: &[&device::TABLE, &process::TABLE],
+    charts: device::CHARTS,
     open,
 };
 
 /// A machine whose driver is loaded has one of these, also in a container.
 const SIGNS: [&str; 3] = ["/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"];
 pub(crate) const NO_ANSWER: &str = "the NVIDIA driver does not answer";
-/// Without its daemon a driver takes seconds to wake a card up; longer than this it hangs.
+/// Without its daemon a driver takes seconds to wake a GPU up; longer than this it hangs.
 const LOADING_MAX_NS: i64 = 20_000_000_000;
 /// Two periods of ticks, and at least this.
 const FRESH_MIN_NS: i64 = 1_000_000_000;
@@ -63,7 +63,7 @@ const FOREIGN: Subject = Subject::Task { pid: 0, start_ticks: 0 };
 /// each time.
 const HURRY_EVERY_NS: i64 = 900_000_000;
 const HURRIES_DOUBLED: u32 = 5;
-/// Cards can be partitioned again and again: more rows than this are not remembered.
+/// GPUs can be partitioned again and again: more rows than this are not remembered.
 const LABELS_MAX: usize = if cfg!(test) { 16 } else { 64 };
 
 struct Nvidia {
@@ -80,9 +80,9 @@ struct Nvidia {
     numbers: Numbers,
     /// What the thread has loaded, and the figures it has handed over.
     shown: Option<Shown>,
-    figures: Vec<SlowCard>,
+    figures: Vec<SlowGpu>,
     figures_number: u64,
-    /// By row: a card, or a part of one. A part is found again by its uuid.
+    /// By row: a GPU, or a part of one. A part is found again by its uuid.
     labels: Vec<Vec<String>>,
 }
 
@@ -127,19 +127,19 @@ impl Fresh {
     }
 
     /// Updates them; readings of another thread, as far as it answers in time.
-    fn read(&mut self, now_ns: i64, patience: Duration, figures: &[SlowCard]) {
+    fn read(&mut self, now_ns: i64, timeout: Duration, figures: &[SlowGpu]) {
         match &mut self.caller {
             Caller::Thread(fast) => {
                 let asked = self.asked.take().unwrap_or_else(|| fast.ask(now_ns));
-                fast.take(asked, patience, &mut self.now);
+                fast.take(asked, timeout, &mut self.now);
             }
             Caller::Reader(direct) => direct.read(now_ns, figures, &mut self.now),
         }
     }
 
-    /// Of a card, if they are new enough.
-    fn of_card(&self, shown: &Shown, index: usize, now_ns: i64) -> Option<&Reading> {
-        let reading = self.now.cards.get(index).filter(|_| self.now.loading == shown.number);
+    /// Of a GPU, if they are new enough.
+    fn of_gpu(&self, shown: &Shown, index: usize, now_ns: i64) -> Option<&Reading> {
+        let reading = self.now.gpus.get(index).filter(|_| self.now.loading == shown.number);
         reading.filter(|reading| now_ns - reading.at_ns <= self.age_max_ns)
     }
 
@@ -172,7 +172,7 @@ fn open(host: &Host, options: &Options) -> Opened {
     };
     let slow = Slow::start(options.nvml_library.clone(), lender, options.interval).map_err(no_thread)?;
     let is_settled = |state: &slow::State| state.shown.is_some() || state.failure.is_some();
-    if !options.patience.is_zero() && !slow.wait_until(options.patience, is_settled) {
+    if !options.timeout.is_zero() && !slow.wait_until(options.timeout, is_settled) {
         return Err(Unavailable::Broken(NO_ANSWER.to_owned()));
     }
     if let Some(why) = slow.failure() {
@@ -206,20 +206,20 @@ impl Source for Nvidia {
     }
 
     fn read(&mut self, targets: &Targets, _: &TickInfo, out: &mut [Batch]) -> Result<(), ReadError> {
-        let [cards, processes] = out else { return Ok(()) };
+        let [gpus, processes] = out else { return Ok(()) };
         let now_ns = clock::boottime_ns();
         if self.take_over(now_ns)? {
             self.meet_strangers(targets);
         }
         let Some(shown) = self.shown.clone() else { return Ok(()) };
-        self.fresh.read(now_ns, TICK_PATIENCE, &self.figures);
+        self.fresh.read(now_ns, TICK_TIMEOUT, &self.figures);
         let now_ns = clock::boottime_ns();
         let mut first_error = self.silence(now_ns).map_or(Ok(()), Err);
         for (index, why) in shown.lost.iter() {
             first_error = first_error.and(Err(retry(format!("NVML, GPU {index}"), why.clone())));
         }
-        for (index, facts) in shown.cards.iter().enumerate() {
-            let pushed = self.push_card(&shown, index, now_ns, targets, cards, processes);
+        for (index, facts) in shown.gpus.iter().enumerate() {
+            let pushed = self.push_gpu(&shown, index, now_ns, targets, gpus, processes);
             if let Err(text) = pushed {
                 let path = format!("NVML, GPU {}", facts.index);
                 first_error = first_error.and(Err(retry(path, text)));
@@ -232,13 +232,13 @@ impl Source for Nvidia {
     fn unread(&self) -> Vec<Unread> {
         let Some(shown) = &self.shown else { return Vec::new() };
         let lost = shown.lost.iter().map(|(index, why)| {
-            let mut labels = vec![String::new(); card::TABLE.labels.len()];
-            labels[card::label::INDEX] = index.to_string();
-            labels[card::label::VENDOR] = "nvidia".to_owned();
+            let mut labels = vec![String::new(); device::TABLE.labels.len()];
+            labels[device::label::INDEX] = index.to_string();
+            labels[device::label::VENDOR] = "nvidia".to_owned();
             Unread { labels, why: why.clone() }
         });
         let now_ns = clock::boottime_ns();
-        let troubled = shown.cards.iter().enumerate().filter_map(|(index, facts)| {
+        let troubled = shown.gpus.iter().enumerate().filter_map(|(index, facts)| {
             let is_silent = self.figures.get(index).is_some_and(|figures| figures.silent);
             let is_unread = |trouble: &Trouble| trouble.lost || is_silent;
             let trouble = self.trouble(shown, index, now_ns).filter(is_unread)?;
@@ -247,14 +247,14 @@ impl Source for Nvidia {
         lost.chain(troubled).collect()
     }
 
-    fn wait(&mut self, patience: Duration) {
+    fn wait(&mut self, timeout: Duration) {
         // It begins to read on request.
         drop(self.slow.glance(clock::boottime_ns()));
-        if patience.is_zero() {
+        if timeout.is_zero() {
             return;
         }
-        let deadline = Instant::now() + patience;
-        self.fresh.read(clock::boottime_ns(), patience, &self.figures);
+        let deadline = Instant::now() + timeout;
+        self.fresh.read(clock::boottime_ns(), timeout, &self.figures);
         let left = deadline.saturating_duration_since(Instant::now());
         let is_read = |state: &slow::State| state.number > 0 || state.failure.is_some();
         self.waited_in_vain = self.fresh.now.at_ns == 0 || !self.slow.wait_until(left, is_read);
@@ -273,8 +273,7 @@ impl Source for Nvidia {
                 remedy: Some("run the container in the host's pid namespace (--pid=host)".to_owned()),
             });
         }
-        let lists_no_process =
-            !self.figures.is_empty() && self.figures.iter().all(|card| !card.list.is_known);
+        let lists_no_process = !self.figures.is_empty() && self.figures.iter().all(|gpu| !gpu.list.is_known);
         lists_no_process.then(|| Shortfall {
             detail: "NVIDIA GPUs: use, memory, power and energy; not per process, because this driver does \
                 not report it"
@@ -314,7 +313,7 @@ fn needs_reload(error: &NvmlError) -> bool {
     matches!(error, NvmlError::Uninitialized | NvmlError::DriverNotLoaded | NvmlError::LibRmVersionMismatch)
 }
 
-/// Whether the whole card is out of reach, not just one figure of it.
+/// Whether the whole GPU is out of reach, not just one figure of it.
 fn is_lost(error: &NvmlError) -> bool {
     needs_reload(error) || matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired)
 }
@@ -342,11 +341,11 @@ impl Nvidia {
         if self.shown.as_ref().map(known) != state.shown.as_ref().map(known) {
             self.shown = state.shown.clone();
             self.figures.clear();
-            let cards = self.shown.as_ref().map_or(&[][..], |shown| &shown.cards);
+            let gpus = self.shown.as_ref().map_or(&[][..], |shown| &shown.gpus);
             if self.labels.len() > LABELS_MAX {
                 self.labels.clear();
             }
-            for facts in cards {
+            for facts in gpus {
                 add_labels(&mut self.labels, &facts.labels);
                 facts.parts.iter().for_each(|part| add_labels(&mut self.labels, &part.labels));
             }
@@ -363,14 +362,14 @@ impl Nvidia {
         Ok(true)
     }
 
-    /// A card computes without a listed process: one has come since. A short-lived one would be gone when the
-    /// list is read in its turn. A card that never lists a process is not queried all the time.
+    /// A GPU computes without a listed process: one has come since. A short-lived one would be gone when the
+    /// list is read in its turn. A GPU that never lists a process is not queried all the time.
     fn hurry_if_unexplained(&mut self, now_ns: i64) {
-        let mut cards = self.fresh.now.cards.iter().zip(&self.figures);
+        let mut gpus = self.fresh.now.gpus.iter().zip(&self.figures);
         if self.figures.iter().any(|figures| !figures.list.is_empty()) {
             self.hurry.explained();
         }
-        let unexplained = cards.any(|(reading, figures)| reading.computes() && figures.list.is_empty());
+        let unexplained = gpus.any(|(reading, figures)| reading.computes() && figures.list.is_empty());
         if unexplained && self.hurry.is_due(now_ns) && self.slow.hurry(now_ns) {
             self.hurry.done(now_ns);
         }
@@ -380,12 +379,12 @@ impl Nvidia {
     fn meet_strangers(&mut self, all: &Targets) {
         let targets: HashSet<u32> = all.tasks.iter().map(|task| task.pid).collect();
         let before = std::mem::take(&mut self.unowned_starts);
-        for pid in self.figures.iter().flat_map(SlowCard::pids).filter(|pid| !targets.contains(pid)) {
+        for pid in self.figures.iter().flat_map(SlowGpu::pids).filter(|pid| !targets.contains(pid)) {
             let began = || self.host.process(pid).map_or(0, |process| process.start_ticks);
             let start_ticks = before.get(&pid).copied().unwrap_or_else(began);
             self.unowned_starts.insert(pid, start_ticks);
         }
-        let named: HashSet<u32> = self.figures.iter().flat_map(SlowCard::pids).collect();
+        let named: HashSet<u32> = self.figures.iter().flat_map(SlowGpu::pids).collect();
         let tasks = all.tasks.iter().filter(|task| named.contains(&task.pid));
         let tasks = tasks.map(|task| (task.pid, task.start_ticks));
         let unowned_starts = self.unowned_starts.iter().map(|(&pid, &start_ticks)| (pid, start_ticks));
@@ -399,27 +398,27 @@ impl Nvidia {
             .then(|| retry("NVML".to_owned(), NO_ANSWER.to_owned()))
     }
 
-    /// What is wrong with a card now.
+    /// What is wrong with a GPU now.
     fn trouble(&self, shown: &Shown, index: usize, now_ns: i64) -> Option<Trouble> {
-        let reading = self.fresh.of_card(shown, index, now_ns);
+        let reading = self.fresh.of_gpu(shown, index, now_ns);
         let is_silent = self.figures.get(index).is_some_and(|figures| figures.silent);
         let silence = is_silent.then(Trouble::of_silent);
         reading.and_then(|reading| reading.trouble.clone()).or(silence)
     }
 
-    fn push_card(
+    fn push_gpu(
         &mut self,
         shown: &Shown,
         index: usize,
         now_ns: i64,
         targets: &Targets,
-        cards: &mut Batch,
+        gpus: &mut Batch,
         processes: &mut Batch,
     ) -> Result<(), String> {
-        let facts = &shown.cards[index];
+        let facts = &shown.gpus[index];
         let part = part_of(&self.labels, &facts.labels);
-        let mut cells = [MISSING; card::TABLE.columns.len()];
-        let reading = self.fresh.of_card(shown, index, now_ns);
+        let mut cells = [MISSING; device::TABLE.columns.len()];
+        let reading = self.fresh.of_gpu(shown, index, now_ns);
         let trouble = self.trouble(shown, index, now_ns);
         if let Some(trouble) = &trouble {
             if trouble.reload {
@@ -429,7 +428,7 @@ impl Nvidia {
             if trouble.lost {
                 let faulty = self.figures.get(index).filter(|figures| figures.faults.count > Some(0));
                 if let Some(figures) = faulty {
-                    figures.faults.fill(cards.push_part(Subject::Node, part));
+                    figures.faults.fill(gpus.push_part(Subject::Node, part));
                 }
                 return Err(trouble.text.clone());
             }
@@ -441,13 +440,13 @@ impl Nvidia {
         if let Some(figures) = figures {
             figures.fill(now_ns, &mut cells);
         }
-        cells[card::PROCESSES] = figures.map_or(MISSING, |figures| figures.list.count());
-        cells[card::SLICES] = facts.slices.map_or(MISSING, i64::from);
-        cards.push_part(Subject::Node, part).copy_from_slice(&cells);
+        cells[device::PROCESSES] = figures.map_or(MISSING, |figures| figures.list.count());
+        cells[device::SLICES] = facts.slices.map_or(MISSING, i64::from);
+        gpus.push_part(Subject::Node, part).copy_from_slice(&cells);
         for (position, piece) in facts.parts.iter().enumerate() {
-            let cells = cards.push_part(Subject::Node, part_of(&self.labels, &piece.labels));
-            cells[card::SLICES] = i64::from(piece.slices);
-            cells[card::MEMORY_TOTAL] = piece.memory_bytes;
+            let cells = gpus.push_part(Subject::Node, part_of(&self.labels, &piece.labels));
+            cells[device::SLICES] = i64::from(piece.slices);
+            cells[device::MEMORY_TOTAL] = piece.memory_bytes;
             if let Some(figures) = figures {
                 figures.fill_part(position, now_ns, cells);
             }
@@ -472,8 +471,8 @@ impl Nvidia {
 
     fn push_processes(
         &self,
-        facts: &CardFacts,
-        figures: &SlowCard,
+        facts: &GpuFacts,
+        figures: &SlowGpu,
         whole: u32,
         targets: &Targets,
         processes: &mut Batch,
@@ -511,17 +510,17 @@ impl Nvidia {
     }
 }
 
-/// A card keeps its row; its number may be another one by now.
+/// A GPU keeps its row; its number may be another one by now.
 fn add_labels(known: &mut Vec<Vec<String>>, labels: &[String]) {
-    match known.iter_mut().find(|known| known[card::label::UUID] == labels[card::label::UUID]) {
+    match known.iter_mut().find(|known| known[device::label::UUID] == labels[device::label::UUID]) {
         Some(known) => labels.clone_into(known),
         None => known.push(labels.to_vec()),
     }
 }
 
 fn part_of(known: &[Vec<String>], labels: &[String]) -> u32 {
-    let uuid = &labels[card::label::UUID];
-    known.iter().position(|known| known[card::label::UUID] == *uuid).map_or(0, |part| part as u32)
+    let uuid = &labels[device::label::UUID];
+    known.iter().position(|known| known[device::label::UUID] == *uuid).map_or(0, |part| part as u32)
 }
 
 /// In a container whose pids are its own, or without permission, the library does not know.

@@ -291,7 +291,7 @@ impl SlowFiles {
                 own_thread_io: None,
                 schedstat: of_process("schedstat"),
             },
-            TaskRole::Keeper => SlowFiles {
+            TaskRole::ClusterWriter => SlowFiles {
                 statm: None,
                 io: of_process("io"),
                 own_thread_io: open(PidPath::of_main_thread(target.pid, "io")),
@@ -347,7 +347,7 @@ impl SlowFiles {
             (io, io_bytes) = (io_of(text), text.len() as i64);
             !io.contains(&MISSING)
         });
-        if target.role == TaskRole::Keeper {
+        if target.role == TaskRole::ClusterWriter {
             let mut own = [MISSING; IO_COLUMNS.len()];
             let path = PidPath::of_main_thread(target.pid, "io");
             read(&self.own_thread_io, path, host, buffer, unparsed, &mut |text| {
@@ -485,7 +485,7 @@ mod tests {
         let starts =
             [(40, 88000), (41, 88100), (42, 88200), (43, 88300), (44, 88400), (45, 88500), (46, 88600)];
         machine.targets.tasks.extend(starts.map(|(pid, start_ticks)| {
-            let role = if pid == 40 { TaskRole::Keeper } else { TaskRole::Member };
+            let role = if pid == 40 { TaskRole::ClusterWriter } else { TaskRole::Member };
             TaskTarget::new(pid, start_ticks, role, false)
         }));
         machine
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn members_show_what_they_did_and_a_keeper_what_it_reaped() {
+    fn members_show_what_they_did_and_a_cluster_writer_what_it_reaped() {
         expect![[r#"
             40
               cpu_reaped 15400000000
@@ -670,12 +670,14 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_turns_out_to_be_a_keeper_is_read_as_one() {
+    fn a_member_that_turns_out_to_be_a_cluster_writer_is_read_as_one() {
         let mut machine = machine();
         let mut source = open(&machine.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
         let mut batches = [Batch::new(&TABLE)];
         machine.targets.tasks.truncate(1);
-        for (role, read_bytes, alive) in [(TaskRole::Member, 8192, 1), (TaskRole::Keeper, 4096, MISSING)] {
+        for (role, read_bytes, alive) in
+            [(TaskRole::Member, 8192, 1), (TaskRole::ClusterWriter, 4096, MISSING)]
+        {
             machine.targets.tasks[0].role = role;
             batches[0].clear();
             source.read(&machine.targets, &SLOW, &mut batches).unwrap();

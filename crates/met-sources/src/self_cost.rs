@@ -11,7 +11,7 @@ use crate::background::Background;
 use crate::cgroup;
 use crate::node;
 use crate::{
-    DriverCalls, Options, Pace, Pulse, ReadError, SOURCES, Shortfall, Source, SourceSpec, TickInfo,
+    DriverCalls, Heartbeat, Options, Pace, ReadError, SOURCES, Shortfall, Source, SourceSpec, TickInfo,
     Unavailable, Unread,
 };
 
@@ -51,7 +51,7 @@ pub struct Runner {
     switched_off: Vec<&'static str>,
     /// Sources that fill this table are not read by a tick, and what they read last stays.
     held: Option<&'static Table>,
-    pulse: Arc<Pulse>,
+    pulse: Arc<Heartbeat>,
 }
 
 struct Running {
@@ -120,7 +120,7 @@ impl Runner {
             held: None,
             pulse: Arc::clone(&options.pulse),
         };
-        runner.wait(options.patience);
+        runner.wait(options.timeout);
         runner
     }
 
@@ -179,20 +179,20 @@ impl Runner {
     }
 
     /// As [`Runner::wait`], without the sources that fill a table.
-    pub fn wait_but_for(&mut self, table: &'static Table, patience: Duration) {
-        self.wait_for(patience, |spec| !spec.tables.iter().any(|own| std::ptr::eq(*own, table)));
+    pub fn wait_but_for(&mut self, table: &'static Table, timeout: Duration) {
+        self.wait_for(timeout, |spec| !spec.tables.iter().any(|own| std::ptr::eq(*own, table)));
     }
 
     /// Waits for the readings that sources have under way on threads of their own.
-    pub fn wait(&mut self, patience: Duration) {
-        self.wait_for(patience, |_| true);
+    pub fn wait(&mut self, timeout: Duration) {
+        self.wait_for(timeout, |_| true);
     }
 
-    fn wait_for(&mut self, patience: Duration, is_wanted: impl Fn(&SourceSpec) -> bool) {
-        if patience.is_zero() {
+    fn wait_for(&mut self, timeout: Duration, is_wanted: impl Fn(&SourceSpec) -> bool) {
+        if timeout.is_zero() {
             return;
         }
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let running = self.sources.iter_mut().filter(|running| is_wanted(running.spec));
         let mut sources: Vec<_> = running.filter_map(|running| running.source.as_mut()).collect();
         // All are asked before any is waited for: they answer side by side.
@@ -478,7 +478,7 @@ impl Running {
         out: &mut [Batch],
         new: &mut Vec<NewError>,
         spent_ns: &mut i64,
-        pulse: &Pulse,
+        pulse: &Heartbeat,
     ) {
         let now_ns = clock::boottime_ns();
         if now_ns < self.due_ns {
@@ -515,7 +515,7 @@ impl Running {
         out: &mut [Batch],
         new: &mut Vec<NewError>,
         spent_ns: &mut i64,
-        pulse: &Pulse,
+        pulse: &Heartbeat,
     ) {
         for batch in &mut *out {
             batch.clear();
@@ -596,12 +596,12 @@ mod tests {
         let host = Host::real().unwrap();
         let mut runner = Runner::open_those(&[&FAILING, &ABSENT, SOURCES[1]], &host, &Options::default());
         assert_eq!(runner.unavailable()[0].0.name, "absent");
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for _ in 0..6 {
             runner.read(&Targets::default(), &TickInfo::default());
-            told.extend(runner.take_new_errors().into_iter().map(|error| error.message));
+            reported.extend(runner.take_new_errors().into_iter().map(|error| error.message));
         }
-        assert_eq!(told, ["/a: other error", "/b: other error", "given up: unplugged"]);
+        assert_eq!(reported, ["/a: other error", "/b: other error", "given up: unplugged"]);
         assert_eq!(runner.batches().len(), 2);
         let costs: Vec<_> = runner.costs().rows().map(|(row, cells)| (row.part, cells[ERRORS])).collect();
         assert_eq!(costs, [(0, 4), (2, 0)]);
@@ -665,7 +665,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("proc")).unwrap();
         let host = Host::at(root.path()).unwrap();
-        let gpus = &met_core::gpu::card::TABLE;
+        let gpus = &met_core::gpu::device::TABLE;
         let opened = |options: &Options| Runner::open(&host, options);
         assert!(opened(&Options::default()).lacks(gpus));
         let off = HashMap::from([("nvidia", Choice { off: true, ..Choice::default() })]);
@@ -750,8 +750,8 @@ mod tests {
     }
 
     fn of_node(spec: &'static SourceSpec, period_max: Option<Duration>) -> Runner {
-        let patience = Duration::from_secs(60);
-        let options = Options { node: true, patience, period_max, ..Options::default() };
+        let timeout = Duration::from_secs(60);
+        let options = Options { node: true, timeout, period_max, ..Options::default() };
         Runner::open_those(&[spec], &Host::real().unwrap(), &options)
     }
 

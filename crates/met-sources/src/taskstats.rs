@@ -73,7 +73,7 @@ const ANSWER_BYTES_MAX: usize = 2048;
 const DELAYS_OFF: &str = "sudo sysctl kernel.task_delayacct=1    (applies to processes started afterwards)";
 
 struct TaskStats {
-    asker: Asker,
+    role: Role,
     host: Host,
     delays: bool,
     asked: Vec<TaskTarget>,
@@ -83,7 +83,7 @@ struct TaskStats {
 }
 
 /// Asks for many at once, and holds what that takes.
-struct Asker {
+struct Role {
     socket: Socket,
     family: u16,
     request: Vec<u8>,
@@ -95,7 +95,7 @@ fn open(host: &Host, _: &Options) -> Opened {
     let Connected { socket, family, .. } = connect(host)?;
     let answers = Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX);
     let mut source = TaskStats {
-        asker: Asker { socket, family, request: Vec::new(), answers, unparsed: Unparsed::default() },
+        role: Role { socket, family, request: Vec::new(), answers, unparsed: Unparsed::default() },
         host: host.clone(),
         delays: false,
         asked: Vec::new(),
@@ -184,10 +184,10 @@ impl Source for TaskStats {
         let retry = |error| ReadError::Retry { path: FAMILY.to_lowercase(), error };
         self.read_processes(batch).map_err(retry)?;
         if tick.slow && self.threads.is_due(Instant::now()) {
-            let TaskStats { asker, host, threads, buffer, .. } = self;
-            threads.read(&mut ThreadFiles { asker, host, buffer }, batch).map_err(retry)?;
+            let TaskStats { role, host, threads, buffer, .. } = self;
+            threads.read(&mut ThreadFiles { role, host, buffer }, batch).map_err(retry)?;
         }
-        batch.unparsed.take_from(&mut self.asker.unparsed);
+        batch.unparsed.take_from(&mut self.role.unparsed);
         Ok(())
     }
 
@@ -200,10 +200,10 @@ impl Source for TaskStats {
 
 impl TaskStats {
     fn read_processes(&mut self, batch: &mut Batch) -> io::Result<()> {
-        let TaskStats { asker, asked, ids, delays, .. } = self;
+        let TaskStats { role, asked, ids, delays, .. } = self;
         ids.clear();
         ids.extend(asked.iter().map(|target| target.pid));
-        asker.ask(ASK_PROCESS, OF_PROCESS, ids, |index, record| {
+        role.ask(ASK_PROCESS, OF_PROCESS, ids, |index, record| {
             let TaskTarget { pid, start_ticks, .. } = asked[index];
             fill(record, *delays, batch.push(Subject::Task { pid, start_ticks }));
         })
@@ -212,14 +212,14 @@ impl TaskStats {
 
 /// Where the threads of processes are found.
 struct ThreadFiles<'t> {
-    asker: &'t mut Asker,
+    role: &'t mut Role,
     host: &'t Host,
     buffer: &'t mut Vec<u8>,
 }
 
 impl Kernel for ThreadFiles<'_> {
     fn ask(&mut self, threads: &[u32], each: &mut dyn FnMut(usize, &Record)) -> io::Result<()> {
-        self.asker.ask(ASK_THREAD, OF_THREAD, threads, each)
+        self.role.ask(ASK_THREAD, OF_THREAD, threads, each)
     }
 
     fn list(&mut self, pid: u32, threads: &mut Vec<u32>) -> io::Result<()> {
@@ -228,7 +228,7 @@ impl Kernel for ThreadFiles<'_> {
     }
 }
 
-impl Asker {
+impl Role {
     /// Asks for as many as are answered with one call at a time; the answers wait when `send` returns. `each` gets the
     /// place of who is meant and the record. One that ended since the listing is not an error.
     fn ask(
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     #[allow(clippy::disallowed_methods, reason = "a test may start a process, and look at it its own way")]
-    fn a_process_is_told_as_the_kernel_tells_it_elsewhere() {
+    fn a_process_is_reported_as_the_kernel_tells_it_elsewhere() {
         // One that has computed and waits: of this program other tests' threads come and go.
         let script = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; echo; read line";
         let mut child = Command::new("sh")

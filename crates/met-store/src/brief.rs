@@ -277,7 +277,7 @@ fn is_enough_for(filter: &Filter) -> bool {
         || filter.owner.account.is_some()
         || filter.owner.member.is_some()
         || filter.pid.is_some()
-        || filter.with_cards
+        || filter.with_gpus
         || !filter.states.is_empty();
     filter.is_brief && filter.with_summaries && filter.is_plain() && !needs_more
 }

@@ -142,7 +142,7 @@ fn who_asks_for_more_does_not_get_packed_ones() {
     let more = [
         Filter { name: Some("x".to_owned()), ..brief() },
         Filter { states: vec![State::Finished], ..brief() },
-        Filter { with_cards: true, ..brief() },
+        Filter { with_gpus: true, ..brief() },
         Filter { is_brief: false, ..brief() },
         Filter { with_summaries: false, ..brief() },
         Filter {

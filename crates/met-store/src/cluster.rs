@@ -87,7 +87,7 @@ pub struct Node {
 
 /// The holder of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Bearer {
+pub enum TokenOwner {
     /// May send batches, as this node.
     Node(String),
     /// May see the jobs of this user.
@@ -96,26 +96,26 @@ pub enum Bearer {
     Operator(String),
 }
 
-impl Bearer {
+impl TokenOwner {
     pub fn name(&self) -> &str {
         match self {
-            Bearer::Node(name) | Bearer::User(name) | Bearer::Operator(name) => name,
+            TokenOwner::Node(name) | TokenOwner::User(name) | TokenOwner::Operator(name) => name,
         }
     }
 
     fn kind(&self) -> &'static str {
         match self {
-            Bearer::Node(_) => "node",
-            Bearer::User(_) => "user",
-            Bearer::Operator(_) => "operator",
+            TokenOwner::Node(_) => "node",
+            TokenOwner::User(_) => "user",
+            TokenOwner::Operator(_) => "operator",
         }
     }
 
-    fn of(kind: &str, name: String) -> Option<Bearer> {
+    fn of(kind: &str, name: String) -> Option<TokenOwner> {
         match kind {
-            "node" => Some(Bearer::Node(name)),
-            "user" => Some(Bearer::User(name)),
-            "operator" => Some(Bearer::Operator(name)),
+            "node" => Some(TokenOwner::Node(name)),
+            "user" => Some(TokenOwner::User(name)),
+            "operator" => Some(TokenOwner::Operator(name)),
             _ => None,
         }
     }
@@ -258,7 +258,7 @@ impl Log {
     /// the next sender under this name becomes the node.
     pub fn enroll(
         &mut self,
-        bearer: &Bearer,
+        bearer: &TokenOwner,
         hash: &[u8],
         now_ns: i64,
         replace: bool,
@@ -268,7 +268,7 @@ impl Log {
                 let sql = "DELETE FROM access WHERE kind = ?1 AND name = ?2";
                 connection.execute(sql, params![bearer.kind(), bearer.name()])?;
             }
-            if let (Bearer::Node(name), true) = (bearer, replace) {
+            if let (TokenOwner::Node(name), true) = (bearer, replace) {
                 connection
                     .execute("UPDATE node SET identity = NULL, boot_id = NULL WHERE name = ?1", [name])?;
             }
@@ -276,7 +276,7 @@ impl Log {
                 "INSERT OR REPLACE INTO access (hash, kind, name, made_ns) VALUES (?1, ?2, ?3, ?4)",
                 params![hash, bearer.kind(), bearer.name(), now_ns],
             )?;
-            if let Bearer::Node(name) = bearer {
+            if let TokenOwner::Node(name) = bearer {
                 let sql = "INSERT OR IGNORE INTO node (name, enrolled_ns) VALUES (?1, ?2)";
                 connection.execute(sql, params![name, now_ns])?;
             }
@@ -286,7 +286,7 @@ impl Log {
 
     /// Registers a node that sends without a token; `false` if there is a token of that name, which alone may speak for it.
     pub fn register_without_token(&mut self, node: &str, now_ns: i64) -> Result<bool, StoreError> {
-        let kind = Bearer::Node(node.to_owned());
+        let kind = TokenOwner::Node(node.to_owned());
         if self.exists("SELECT 1 FROM access WHERE kind = ?1 AND name = ?2", params![kind.kind(), node])? {
             return Ok(false);
         }
@@ -298,21 +298,21 @@ impl Log {
     }
 
     /// Takes all tokens back; of a node also the right to come with a certificate. Says whether there was any.
-    pub fn expel(&mut self, bearer: &Bearer) -> Result<bool, StoreError> {
+    pub fn expel(&mut self, bearer: &TokenOwner) -> Result<bool, StoreError> {
         self.write(true, |connection| {
             let sql = "DELETE FROM access WHERE kind = ?1 AND name = ?2";
             let mut removed = connection.execute(sql, params![bearer.kind(), bearer.name()])?;
-            if let Bearer::Node(name) = bearer {
+            if let TokenOwner::Node(name) = bearer {
                 removed += connection.execute("DELETE FROM node WHERE name = ?1", [name])?;
             }
             Ok(removed > 0)
         })
     }
 
-    pub fn bearer(&self, hash: &[u8]) -> Result<Option<Bearer>, StoreError> {
+    pub fn bearer(&self, hash: &[u8]) -> Result<Option<TokenOwner>, StoreError> {
         let sql = "SELECT kind, name FROM access WHERE hash = ?1";
         let found: Option<(String, String)> = self.rows(sql, [hash], |row| row.try_into())?.pop();
-        Ok(found.and_then(|(kind, name)| Bearer::of(&kind, name)))
+        Ok(found.and_then(|(kind, name)| TokenOwner::of(&kind, name)))
     }
 
     pub fn is_node(&self, name: &str) -> Result<bool, StoreError> {
@@ -714,8 +714,8 @@ mod tests {
 
     fn log(state: &Path) -> Log {
         let mut log = Log::open(state).unwrap();
-        log.enroll(&Bearer::Node("n1".into()), b"hash-1", 1, false).unwrap();
-        log.enroll(&Bearer::Node("n2".into()), b"hash-2", 1, false).unwrap();
+        log.enroll(&TokenOwner::Node("n1".into()), b"hash-1", 1, false).unwrap();
+        log.enroll(&TokenOwner::Node("n2".into()), b"hash-2", 1, false).unwrap();
         log
     }
 
@@ -751,12 +751,12 @@ mod tests {
     fn a_granted_token_can_be_revoked() {
         let state = tempfile::tempdir().unwrap();
         let mut log = log(state.path());
-        log.enroll(&Bearer::User("ada".into()), b"hash-3", 1, false).unwrap();
-        assert_eq!(log.bearer(b"hash-1").unwrap(), Some(Bearer::Node("n1".into())));
-        assert_eq!(log.bearer(b"hash-3").unwrap(), Some(Bearer::User("ada".into())));
+        log.enroll(&TokenOwner::User("ada".into()), b"hash-3", 1, false).unwrap();
+        assert_eq!(log.bearer(b"hash-1").unwrap(), Some(TokenOwner::Node("n1".into())));
+        assert_eq!(log.bearer(b"hash-3").unwrap(), Some(TokenOwner::User("ada".into())));
         assert_eq!(log.bearer(b"other").unwrap(), None);
-        assert!(log.expel(&Bearer::Node("n1".into())).unwrap());
-        assert!(!log.expel(&Bearer::Node("n1".into())).unwrap());
+        assert!(log.expel(&TokenOwner::Node("n1".into())).unwrap());
+        assert!(!log.expel(&TokenOwner::Node("n1".into())).unwrap());
         assert_eq!((log.bearer(b"hash-1").unwrap(), log.is_node("n1").unwrap()), (None, false));
     }
 
@@ -778,9 +778,9 @@ mod tests {
         }
         let one = (Some("one".to_owned()), Some("b1".to_owned()));
         assert_eq!(seen[1..], [(None, Some("b1".to_owned())), one.clone(), one], "who was refused is not");
-        log.enroll(&Bearer::Node("n1".into()), b"hash-9", 2, true).unwrap();
+        log.enroll(&TokenOwner::Node("n1".into()), b"hash-9", 2, true).unwrap();
         assert_eq!(log.bearer(b"hash-1").unwrap(), None, "earlier tokens are taken back");
-        assert_eq!(log.bearer(b"hash-2").unwrap(), Some(Bearer::Node("n2".into())));
+        assert_eq!(log.bearer(b"hash-2").unwrap(), Some(TokenOwner::Node("n2".into())));
         log.take(&[from("two", 5)], |_, bound| {
             assert_eq!((bound.id.as_deref(), bound.boot_id.as_deref()), (None, None));
             true

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use met_core::Table;
 use met_core::job::JobKey;
-use met_core::series::{Columns, Course};
+use met_core::series::{Columns, Series};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode};
 
@@ -17,7 +17,7 @@ use crate::error::StoreError;
 use crate::query::keep_writers_away;
 use crate::read_days::ReadDays;
 use crate::schema::{ASIDE, SERIES, Sharing, give_back, move_aside, open_for_writing, open_shared_or_alone};
-use crate::series::{self, Series, Usage};
+use crate::series::{self, SeriesStore, Usage};
 use crate::thinning::{self, Position};
 use crate::written_day::WrittenDay;
 use met_wire::block::Unpacker;
@@ -100,7 +100,7 @@ impl DayFiles {
     /// Adds what is of one day, in one transaction.
     fn append_day(
         &mut self,
-        courses: &[(&JobKey, &Course)],
+        all_series: &[(&JobKey, &Series)],
         day: i64,
         durable: bool,
     ) -> Result<(), StoreError> {
@@ -121,9 +121,9 @@ impl DayFiles {
                 open_days.len() - 1
             }
         };
-        let mut of_day = courses.iter().filter(|(_, course)| days_of(course).any(|of| of == day));
+        let mut of_day = all_series.iter().filter(|(_, series)| days_of(series).any(|of| of == day));
         in_transaction(&mut open_days[at].connection, durable, |connection| {
-            of_day.try_for_each(|(key, course)| series::append(connection, key, course, day))
+            of_day.try_for_each(|(key, series)| series::append(connection, key, series, day))
         })
         .map_err(StoreError::database(&path))
     }
@@ -256,21 +256,21 @@ impl DayFiles {
     }
 }
 
-impl Series for DayFiles {
+impl SeriesStore for DayFiles {
     fn append(
         &mut self,
-        courses: &[(&JobKey, &Course)],
+        all_series: &[(&JobKey, &Series)],
         durable: bool,
     ) -> Result<Option<PathBuf>, StoreError> {
         self.read_days.get_mut().close_unused();
         let mut moved_aside = None;
-        let days: BTreeSet<i64> = courses.iter().flat_map(|(_, course)| days_of(course)).collect();
+        let days: BTreeSet<i64> = all_series.iter().flat_map(|(_, series)| days_of(series)).collect();
         for day in days {
-            match self.append_day(courses, day, durable) {
+            match self.append_day(all_series, day, durable) {
                 Err(StoreError::Damaged { path, .. }) => {
                     self.open_days.get_mut().retain(|open| open.day != day);
                     moved_aside = Some(move_aside(&path).map_err(StoreError::io(&path))?);
-                    self.append_day(courses, day, durable)?;
+                    self.append_day(all_series, day, durable)?;
                 }
                 result => result?,
             }
@@ -286,7 +286,7 @@ impl Series for DayFiles {
         wanted: Columns,
         span_ms: (i64, i64),
         days: (i64, i64),
-    ) -> Result<Course, StoreError> {
+    ) -> Result<Series, StoreError> {
         let mut unpacker = Unpacker::only(table, wanted);
         for day in self.days_between(days)? {
             self.read_day(day, |connection| {
@@ -384,12 +384,12 @@ impl Series for DayFiles {
     }
 }
 
-/// The days that a course has samples of.
-fn days_of(course: &Course) -> impl Iterator<Item = i64> + '_ {
+/// The days that a series has samples of.
+fn days_of(series: &Series) -> impl Iterator<Item = i64> + '_ {
     let mut begin = 0;
     std::iter::from_fn(move || {
-        let day = day::of_ms(*course.times_ms.get(begin)?);
-        begin = course.times_ms.partition_point(|&time| day::of_ms(time) <= day).max(begin + 1);
+        let day = day::of_ms(*series.times_ms.get(begin)?);
+        begin = series.times_ms.partition_point(|&time| day::of_ms(time) <= day).max(begin + 1);
         Some(day)
     })
 }

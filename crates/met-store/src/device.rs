@@ -63,7 +63,7 @@ pub(crate) fn allocations(sql: &dyn Sql, key: &JobKey) -> Result<Vec<Allocation>
     })
 }
 
-/// Under which key the series of a node's card are kept on a server: no node writes to the cards of others.
+/// Under which key the series of a node's GPU are kept on a server: no node writes to the GPUs of others.
 pub fn device_on(node: &str, uuid: &str) -> JobKey {
     JobKey { cluster: Some(node.to_owned()), ..series_key(uuid) }
 }

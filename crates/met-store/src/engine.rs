@@ -16,7 +16,7 @@ use base64::engine::general_purpose::STANDARD;
 use met_core::backoff::jittered;
 use met_core::event;
 use met_core::job::JobKey;
-use met_core::series::{Columns, Course};
+use met_core::series::{Columns, Series};
 use met_core::{MISSING, Table};
 use met_wire::remote_write::{self, Request};
 use ureq::http::{Response, StatusCode};
@@ -27,8 +27,8 @@ use crate::backends::{Credentials, Engine, certificates};
 use crate::device::DEVICE;
 use crate::error::StoreError;
 use crate::node::NODE;
-use crate::promql::{PART, read_course, read_parts, selector};
-use crate::series::Series;
+use crate::promql::{PART, read_parts, read_series, selector};
+use crate::series::SeriesStore;
 
 /// Samples in one request: half a megabyte before it is compressed.
 const SAMPLES_MAX: usize = 20_000;
@@ -58,10 +58,10 @@ pub(crate) struct Remote {
     warned_of_removal: bool,
 }
 
-/// Rows of a course that go in one request.
+/// Rows of a series that go in one request.
 struct Piece<'c> {
     key: &'c JobKey,
-    course: &'c Course,
+    series: &'c Series,
     rows: Range<usize>,
 }
 
@@ -87,7 +87,7 @@ impl Remote {
         headers.extend(engine.credentials.as_ref().map(|credentials| {
             let value = match credentials {
                 Credentials::Basic(both) => format!("Basic {}", STANDARD.encode(both.reveal())),
-                Credentials::Bearer(token) => format!("Bearer {}", token.reveal()),
+                Credentials::TokenOwner(token) => format!("Bearer {}", token.reveal()),
             };
             ("Authorization", value)
         }));
@@ -197,11 +197,11 @@ impl Remote {
     /// What is not wanted may be there already: an engine that takes samples in the order of time alone refuses
     /// a request that was answered once before and whose answer was lost.
     fn after_refusal(&mut self, piece: &Piece<'_>, why: &str) -> Result<(), StoreError> {
-        let Some(&first_ms) = piece.course.times_ms.get(piece.rows.start) else { return Ok(()) };
+        let Some(&first_ms) = piece.series.times_ms.get(piece.rows.start) else { return Ok(()) };
         let there =
-            self.between(piece.key, piece.course.table, (first_ms, i64::MAX), (i64::MIN, i64::MAX))?;
+            self.between(piece.key, piece.series.table, (first_ms, i64::MAX), (i64::MIN, i64::MAX))?;
         let newest_ms = there.times_ms.last().copied().unwrap_or(i64::MIN);
-        let begin = piece.course.times_ms.partition_point(|&time| time <= newest_ms);
+        let begin = piece.series.times_ms.partition_point(|&time| time <= newest_ms);
         let rows = begin.max(piece.rows.start)..piece.rows.end;
         let rest = Piece { rows, ..*piece };
         if rest.rows.is_empty() {
@@ -222,15 +222,15 @@ impl Remote {
     }
 }
 
-impl Series for Remote {
+impl SeriesStore for Remote {
     fn append(
         &mut self,
-        courses: &[(&JobKey, &Course)],
+        all_series: &[(&JobKey, &Series)],
         _durable: bool,
     ) -> Result<Option<PathBuf>, StoreError> {
         let mut waiting: Vec<Piece<'_>> = Vec::new();
         let mut samples = 0;
-        let all = courses.iter().flat_map(|&(key, course)| pieces(key, course));
+        let all = all_series.iter().flat_map(|&(key, series)| pieces(key, series));
         for piece in all.map(Some).chain([None]) {
             let more = piece.as_ref().map_or(SAMPLES_MAX, Piece::samples);
             if samples + more > SAMPLES_MAX || piece.is_none() {
@@ -251,13 +251,13 @@ impl Series for Remote {
         _: Columns,
         span_ms: (i64, i64),
         (first_day, last_day): (i64, i64),
-    ) -> Result<Course, StoreError> {
+    ) -> Result<Series, StoreError> {
         // Nothing is from before 1970, or much later than now.
         let begin_ms = span_ms.0.max(first_day.saturating_mul(DAY_MS)).max(0);
         let tomorrow_ms = now_ms() + DAY_MS;
         let end_ms = span_ms.1.min(last_day.saturating_add(1).saturating_mul(DAY_MS)).min(tomorrow_ms);
         if begin_ms > end_ms {
-            return Ok(Course::new(table));
+            return Ok(Series::new(table));
         }
         let labels = labels(key);
         // Series of the same name that were scraped have an instance.
@@ -270,7 +270,7 @@ impl Series for Remote {
         // Else one of them leaves out the last half minute.
         let form = [("query", query.as_str()), ("time", &time), ("nocache", "1")];
         let body = self.answer(&self.query_url, &form, ANSWER_BYTES_MAX)?;
-        read_course(body, table)
+        read_series(body, table)
             .map_err(|error| StoreError::Unreachable { at: self.query_url.clone(), error })
     }
 
@@ -281,7 +281,7 @@ impl Series for Remote {
         (first_day, last_day): (i64, i64),
     ) -> Result<BTreeSet<(String, String)>, StoreError> {
         let names = tables.iter().map(|table| table.name).collect::<Vec<_>>().join("|");
-        // Series that were scraped have an instance, and those of cards a uuid.
+        // Series that were scraped have an instance, and those of GPUs a uuid.
         let wanted = [("cluster", node), ("instance", ""), ("uuid", ""), ("id", "")];
         let series = selector(&format!("met_({names})_.+"), &wanted);
         let begin_s = first_day.max(0).saturating_mul(DAY_MS / 1000);
@@ -345,14 +345,14 @@ impl Piece<'_> {
     fn samples(&self) -> usize {
         let known =
             |cells: &Vec<i64>| cells[self.rows.clone()].iter().filter(|&&cell| cell != MISSING).count();
-        self.course.columns.iter().map(known).sum()
+        self.series.columns.iter().map(known).sum()
     }
 
     fn write(&self, request: &mut Request) {
-        let table = self.course.table;
+        let table = self.series.table;
         let labels = labels(self.key);
-        let times_ms = &self.course.times_ms[self.rows.clone()];
-        for (column, cells) in table.columns.iter().zip(&self.course.columns) {
+        let times_ms = &self.series.times_ms[self.rows.clone()];
+        for (column, cells) in table.columns.iter().zip(&self.series.columns) {
             let name = table.prometheus_name(column);
             let mut named: Vec<(&str, &str)> = vec![("__name__", &name)];
             named.extend(labels.iter().map(|(name, value)| (*name, value.as_str())));
@@ -362,13 +362,13 @@ impl Piece<'_> {
     }
 }
 
-/// A course in pieces that fit into a request each.
-fn pieces<'c>(key: &'c JobKey, course: &'c Course) -> impl Iterator<Item = Piece<'c>> {
-    let rows = (SAMPLES_MAX / course.columns.len().max(1)).max(1);
-    (0..course.len()).step_by(rows).map(move |begin| Piece {
+/// A series in pieces that fit into a request each.
+fn pieces<'c>(key: &'c JobKey, series: &'c Series) -> impl Iterator<Item = Piece<'c>> {
+    let rows = (SAMPLES_MAX / series.columns.len().max(1)).max(1);
+    (0..series.len()).step_by(rows).map(move |begin| Piece {
         key,
-        course,
-        rows: begin..course.len().min(begin + rows),
+        series,
+        rows: begin..series.len().min(begin + rows),
     })
 }
 

@@ -7,7 +7,7 @@ use met_core::{JOB, event};
 
 use super::*;
 use crate::backends::Secret;
-use crate::samples::{MIDNIGHT_S, course, running};
+use crate::samples::{MIDNIGHT_S, running, series};
 
 /// A request to an engine: the first line, and the authorization header.
 type Asked = (String, Option<String>);
@@ -55,7 +55,7 @@ fn engine(answers: &[&str]) -> (Engine, JoinHandle<Vec<Asked>>) {
 
 fn append(engine: &Engine, count: i64) -> (Result<(), StoreError>, u64) {
     let mut remote = Remote::new(engine).unwrap();
-    let samples = course(MIDNIGHT_S * 1000, 1000, count);
+    let samples = series(MIDNIGHT_S * 1000, 1000, count);
     let result = remote.append(&[(&running(1, MIDNIGHT_S).key, &samples)], false);
     (result.map(drop), remote.refused())
 }
@@ -126,19 +126,19 @@ fn one_job_that_is_refused_takes_no_other_with_it() {
     let (engine, asked) =
         engine(&["400 Bad Request", "204 No Content", "400 Bad Request", NOTHING, "204 No Content"]);
     let mut remote = Remote::new(&engine).unwrap();
-    let samples = course(MIDNIGHT_S * 1000, 1000, 2);
+    let samples = series(MIDNIGHT_S * 1000, 1000, 2);
     let keys = [1, 2, 3].map(|id| running(id, MIDNIGHT_S).key);
-    let courses: Vec<(&JobKey, &Course)> = keys.iter().map(|key| (key, &samples)).collect();
-    remote.append(&courses, false).unwrap();
+    let all_series: Vec<(&JobKey, &Series)> = keys.iter().map(|key| (key, &samples)).collect();
+    remote.append(&all_series, false).unwrap();
     assert_eq!(remote.refused(), 3);
     assert_eq!(lines(asked), [WRITE, WRITE, WRITE, QUERY, WRITE]);
 }
 
 #[test]
-fn long_courses_are_cut_into_requests() {
+fn long_series_are_cut_into_requests() {
     let rows = SAMPLES_MAX / JOB.columns.len();
     let key = running(1, MIDNIGHT_S).key;
-    let mut whole = course(0, 1000, 2 * rows as i64 + 1);
+    let mut whole = series(0, 1000, 2 * rows as i64 + 1);
     let parts: Vec<_> = pieces(&key, &whole).map(|piece| piece.rows).collect();
     assert_eq!(parts, [0..rows, rows..2 * rows, 2 * rows..2 * rows + 1]);
     // Every cell known: none of the first two has room for another.
@@ -153,7 +153,7 @@ fn a_secret_is_not_sent_for_all_to_see() {
     let mut engine = Engine {
         url: "http://10.0.0.1:8428".to_owned(),
         write_url: None,
-        credentials: Some(Credentials::Bearer(Secret::new("token"))),
+        credentials: Some(Credentials::TokenOwner(Secret::new("token"))),
         tenant: None,
         ca_file: None,
     };

@@ -22,8 +22,8 @@ pub struct Filter {
     /// Records as [`met_core::job::BriefRecord`] has them. To be read: one that is put over its whole record takes nothing
     /// from it, but one that is put in the place of another has no processes and no marked work.
     pub is_brief: bool,
-    /// Only jobs that had a card, or that live and may have got one since they were last written.
-    pub with_cards: bool,
+    /// Only jobs that had a GPU, or that live and may have got one since they were last written.
+    pub with_gpus: bool,
     /// Only jobs of which a process with this number is known. No index has these: a page ends when
     /// [`PROCESS_ROWS`] jobs were examined.
     pub pid: Option<u32>,
@@ -140,7 +140,7 @@ impl Filter {
     pub fn accepts(&self, record: &Record) -> bool {
         self.accepts_listed(record)
             && self.pid.is_none_or(|pid| record.has_process(pid))
-            && (!self.with_cards || record.state.is_live() || !record.gpus.is_empty())
+            && (!self.with_gpus || record.state.is_live() || !record.gpus.is_empty())
             && self.conditions.accept_record(record)
             && self.on_nodes.as_ref().is_none_or(|on_nodes| on_nodes.accept(record))
     }
@@ -192,7 +192,7 @@ impl Filter {
         after: Option<&'f Cursor>,
     ) -> (String, Vec<Value<'f>>) {
         // By the record itself, which every version has.
-        let (mut condition, mut values) = self.sql_of_columns(dialect.has_cards);
+        let (mut condition, mut values) = self.sql_of_columns(dialect.has_gpus);
         if let Some(Cursor { start_ns, key, .. }) = after {
             let (first, bytewise) = (values.len() + 1, dialect.bytewise);
             let marks = (first..first + 6).map(|number| format!("?{number}")).collect::<Vec<_>>().join(", ");
@@ -209,7 +209,7 @@ impl Filter {
     }
 
     /// Conditions on columns that `job` and `listed` both have.
-    pub(crate) fn sql_of_columns<'f>(&'f self, has_cards: &str) -> (String, Vec<Value<'f>>) {
+    pub(crate) fn sql_of_columns<'f>(&'f self, has_gpus: &str) -> (String, Vec<Value<'f>>) {
         let mut conditions = Vec::new();
         let mut values: Vec<Value<'_>> = Vec::new();
         let known: [(&str, Value<'_>); 7] = [
@@ -229,8 +229,8 @@ impl Filter {
         if let Some(member) = &self.owner.member {
             conditions.push(owned_by(member, &mut values));
         }
-        if self.with_cards {
-            conditions.push(format!("(state IN ({}) OR {has_cards})", live_states()));
+        if self.with_gpus {
+            conditions.push(format!("(state IN ({}) OR {has_gpus})", live_states()));
         }
         if !self.states.is_empty() {
             conditions.push(states_are(&self.states));

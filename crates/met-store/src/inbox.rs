@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 use met_core::JOB;
 use met_core::bounds;
 use met_core::job::Record;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::work::{self, Work};
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -29,7 +29,7 @@ const JOBS: &str = "jobs";
 const START: &str = "start";
 const END: &str = "end";
 const END_RESERVED: &str = "end.tmp";
-const COURSE: &str = "course";
+const SERIES: &str = "course";
 const MARKS: &str = "marks";
 /// Marks a directory that is kept for its number only.
 const DONE: &str = "done";
@@ -57,7 +57,7 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// One with room for an end and without a start, too. Longer: a job in a terminal whose start could not be written
 /// may run for days.
 const UNSTARTED_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
-const COURSE_MAGIC: &[u8; 8] = b"metjob\x01\n";
+const SERIES_MAGIC: &[u8; 8] = b"metjob\x01\n";
 
 /// The directory of one job.
 #[derive(Clone, Debug)]
@@ -258,18 +258,18 @@ impl JobDir {
     }
 
     /// Writes samples. Best effort: totals do not depend on them, so nothing waits for the disk.
-    pub fn write_course(&self, course: &Course) -> io::Result<()> {
-        let mut bytes = COURSE_MAGIC.to_vec();
+    pub fn write_series(&self, series: &Series) -> io::Result<()> {
+        let mut bytes = SERIES_MAGIC.to_vec();
         let mut block = Vec::new();
-        for begin in (0..course.len()).step_by(BLOCK_SAMPLES_MAX) {
+        for begin in (0..series.len()).step_by(BLOCK_SAMPLES_MAX) {
             block.clear();
-            block::encode(course, begin..course.len().min(begin + BLOCK_SAMPLES_MAX), &mut block);
+            block::encode(series, begin..series.len().min(begin + BLOCK_SAMPLES_MAX), &mut block);
             bytes.extend_from_slice(&(block.len() as u32).to_le_bytes());
             bytes.extend_from_slice(&block);
         }
         let temporary = self.path.join("course.tmp");
         replace(&create(&temporary)?, &bytes)?;
-        fs::rename(&temporary, self.path.join(COURSE))
+        fs::rename(&temporary, self.path.join(SERIES))
     }
 
     /// The records of the job, as far as they are there and whole.
@@ -298,12 +298,12 @@ impl JobDir {
     }
 
     /// The samples up to the first damaged block, and what was wrong with that.
-    pub fn read_course(&self) -> (Option<Course>, Option<String>) {
-        let path = self.path.join(COURSE);
+    pub fn read_series(&self) -> (Option<Series>, Option<String>) {
+        let path = self.path.join(SERIES);
         match read_bounded(&path) {
             Ok(bytes) => {
-                let (course, problem) = decode_course(&bytes);
-                (Some(course), problem.map(|what| format!("{}: {what}", path.display())))
+                let (series, problem) = decode_series(&bytes);
+                (Some(series), problem.map(|what| format!("{}: {what}", path.display())))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => (None, None),
             Err(error) => (None, Some(format!("{}: {error}", path.display()))),
@@ -337,7 +337,7 @@ impl JobDir {
         // reader that looks for an end in between must find that there was one.
         let marked = create(&self.path.join(DONE)).is_ok();
         // The end goes last: if this is interrupted, the job is imported again and not taken for a live one.
-        for name in [START, "start.tmp", COURSE, "course.tmp", MARKS, OF_SYSTEM, END_RESERVED, END] {
+        for name in [START, "start.tmp", SERIES, "course.tmp", MARKS, OF_SYSTEM, END_RESERVED, END] {
             let path = self.path.join(name);
             match fs::remove_file(&path) {
                 // The job may have put a folder in the place of its marks.
@@ -418,25 +418,25 @@ fn is_abandoned(path: &Path) -> bool {
     age.is_some_and(|age| age > longest)
 }
 
-fn decode_course(bytes: &[u8]) -> (Course, Option<String>) {
-    let mut course = Course::new(&JOB);
-    let Some(mut rest) = bytes.strip_prefix(COURSE_MAGIC) else {
-        return (course, Some("not a series file of this version".into()));
+fn decode_series(bytes: &[u8]) -> (Series, Option<String>) {
+    let mut series = Series::new(&JOB);
+    let Some(mut rest) = bytes.strip_prefix(SERIES_MAGIC) else {
+        return (series, Some("not a series file of this version".into()));
     };
     while !rest.is_empty() {
         let block = rest
             .split_first_chunk::<4>()
             .and_then(|(length, behind)| behind.split_at_checked(u32::from_le_bytes(*length) as usize));
         let Some((block, behind)) = block else {
-            return (course, Some("the file ends early".into()));
+            return (series, Some("the file ends early".into()));
         };
         match block::decode(block, &JOB) {
-            Ok(part) => course.append(&part),
-            Err(error) => return (course, Some(error.to_string())),
+            Ok(part) => series.append(&part),
+            Err(error) => return (series, Some(error.to_string())),
         }
         rest = behind;
     }
-    (course, None)
+    (series, None)
 }
 
 fn ids(jobs: &Path) -> io::Result<Vec<u64>> {

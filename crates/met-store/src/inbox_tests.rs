@@ -1,7 +1,7 @@
 use std::io::Write;
 
 use super::*;
-use crate::samples::{MIDNIGHT_S, course, finished, running};
+use crate::samples::{MIDNIGHT_S, finished, running, series};
 
 fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
@@ -71,11 +71,11 @@ fn records_and_samples_come_back() {
     let entry = dir.read();
     assert_eq!(entry.start, Some(running(id, MIDNIGHT_S)));
     assert_eq!(entry.end, None);
-    let samples = course(MIDNIGHT_S * 1000, 1000, 3000);
-    dir.write_course(&samples).unwrap();
+    let samples = series(MIDNIGHT_S * 1000, 1000, 3000);
+    dir.write_series(&samples).unwrap();
     dir.write_end(&finished(id, MIDNIGHT_S)).unwrap();
     assert_eq!(dir.read().into_record(), Some(finished(id, MIDNIGHT_S)));
-    let (read, problem) = dir.read_course();
+    let (read, problem) = dir.read_series();
     assert_eq!((read.unwrap().columns, problem), (samples.columns, None));
     assert!(!dir.path().join(END_RESERVED).exists());
 }
@@ -141,11 +141,11 @@ fn a_damaged_file_is_a_problem_of_its_own_only() {
     assert_eq!(entry.problems.len(), 1);
     assert_eq!(entry.into_record(), Some(finished(7, MIDNIGHT_S)));
 
-    dir.write_course(&course(0, 1000, 2000)).unwrap();
-    let file = create(&dir.path().join(COURSE)).unwrap();
+    dir.write_series(&series(0, 1000, 2000)).unwrap();
+    let file = create(&dir.path().join(SERIES)).unwrap();
     file.set_len(file.metadata().unwrap().len() - 9).unwrap();
-    let (course, problem) = dir.read_course();
-    assert_eq!(course.unwrap().len(), BLOCK_SAMPLES_MAX, "the whole blocks before the damage are kept");
+    let (series, problem) = dir.read_series();
+    assert_eq!(series.unwrap().len(), BLOCK_SAMPLES_MAX, "the whole blocks before the damage are kept");
     assert!(problem.is_some());
 }
 

@@ -1,13 +1,13 @@
-//! Series of the machine itself: one course for each part of each table, such as a disk or a meter.
+//! Series of the machine itself: one series for each part of each table, such as a disk or a meter.
 
 use met_core::job::JobKey;
 
 use crate::device::DEVICE;
 
-/// Stands before the label of a part; no card has such a uuid.
+/// Stands before the label of a part; no GPU has such a uuid.
 pub(crate) const NODE: &str = "node:";
 
-/// Something of the machine that has a course.
+/// Something of the machine that has a series.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodePart {
     /// The name of its table.
@@ -27,7 +27,7 @@ pub(crate) fn series_key(part: &str) -> JobKey {
 
 #[cfg(test)]
 mod tests {
-    use met_core::series::Course;
+    use met_core::series::Series;
     use met_core::table::{MILLI, ONE};
     use met_core::{Column, Table, Unit};
 
@@ -40,10 +40,10 @@ mod tests {
     static LOAD: &[Column] = &[Column::gauge("load", Unit::Count, ONE, "")];
     static NODE_TABLE: Table = Table { name: "node", subject: "", labels: &[], columns: LOAD };
 
-    fn course(table: &'static Table, seconds: std::ops::Range<i64>) -> Course {
-        let mut course = Course::new(table);
-        seconds.for_each(|second| course.push((MIDNIGHT_S + second) * 1000, &[second]));
-        course
+    fn series(table: &'static Table, seconds: std::ops::Range<i64>) -> Series {
+        let mut series = Series::new(table);
+        seconds.for_each(|second| series.push((MIDNIGHT_S + second) * 1000, &[second]));
+        series
     }
 
     #[test]
@@ -52,20 +52,20 @@ mod tests {
         let mut writer = Writer::open(state.path()).unwrap();
         assert_eq!(writer.node_parts_between(i64::MIN, i64::MAX).unwrap(), []);
         // Over midnight: two files.
-        writer.append_node("psu 1", &course(&METER, -3..3)).unwrap();
-        writer.append_node("psu 2", &course(&METER, 1..3)).unwrap();
-        writer.append_node("", &course(&NODE_TABLE, 0..2)).unwrap();
-        // A card is no part of it.
-        writer.append_device("GPU-a", &course(&METER, 0..2)).unwrap();
+        writer.append_node("psu 1", &series(&METER, -3..3)).unwrap();
+        writer.append_node("psu 2", &series(&METER, 1..3)).unwrap();
+        writer.append_node("", &series(&NODE_TABLE, 0..2)).unwrap();
+        // A GPU is no part of it.
+        writer.append_device("GPU-a", &series(&METER, 0..2)).unwrap();
         let part = |table: &str, part: &str| NodePart { table: table.into(), part: part.into() };
         let all = [part("meter", "psu 1"), part("meter", "psu 2"), part("node", "")];
         assert_eq!(writer.node_parts_between(i64::MIN, i64::MAX).unwrap(), all);
         let before = writer.node_parts_between(0, (MIDNIGHT_S - 1) * 1000).unwrap();
         assert_eq!(before, [part("meter", "psu 1")]);
         let from = (MIDNIGHT_S - 2) * 1000;
-        let course = writer.node_course(&METER, "psu 1", from, from + 3000).unwrap();
-        assert_eq!(course.columns[0], [-2, -1, 0, 1]);
-        assert_eq!(writer.node_course(&METER, "", from, from + 3000).unwrap().len(), 0);
-        assert_eq!(writer.node_course(&NODE_TABLE, "", from, i64::MAX).unwrap().len(), 2);
+        let series = writer.node_part_series(&METER, "psu 1", from, from + 3000).unwrap();
+        assert_eq!(series.columns[0], [-2, -1, 0, 1]);
+        assert_eq!(writer.node_part_series(&METER, "", from, from + 3000).unwrap().len(), 0);
+        assert_eq!(writer.node_part_series(&NODE_TABLE, "", from, i64::MAX).unwrap().len(), 2);
     }
 }

@@ -387,7 +387,7 @@ mod tests {
             },
             Filter { name: Some("train".into()), ..Filter::default() },
             Filter { states: vec![State::Failed], ..Filter::default() },
-            Filter { with_cards: true, manager: Some("slurm".into()), ..Filter::default() },
+            Filter { with_gpus: true, manager: Some("slurm".into()), ..Filter::default() },
             Filter {
                 page: PageBounds { after: Some(Cursor::at(5, key)), ..PageBounds::default() },
                 times: JobTimes { since_ns: Some(1), ..JobTimes::default() },
@@ -429,10 +429,10 @@ mod tests {
         for column in SortColumn::ALL {
             for conditions in &conditions {
                 let sort = Some(Sort { column, descending: true });
-                let with_cards = column == SortColumn::Gpus;
+                let with_gpus = column == SortColumn::Gpus;
                 let limit = Some(100);
                 let filter = Filter {
-                    with_cards,
+                    with_gpus,
                     conditions: conditions.clone(),
                     page: PageBounds { sort, limit, ..PageBounds::default() },
                     ..Filter::default()

@@ -40,7 +40,7 @@ const ROWS_AT_ONCE: usize = 1_000;
 static DIALECT: Dialect = Dialect {
     // As the record is written; these characters cannot occur elsewhere in it. JSON is not read here: a server
     // refuses to read one with a NUL in any of its texts.
-    has_cards: "detail LIKE '%\"gpus\":[{%'",
+    has_gpus: "detail LIKE '%\"gpus\":[{%'",
     numbers: "SELECT json_array_elements_text(?1::text::json)::bigint",
     position: "strpos",
     bytewise: " COLLATE \"C\"",

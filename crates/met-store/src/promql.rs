@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io::Read;
 
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{MISSING, Table};
 use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -29,7 +29,7 @@ pub(crate) fn selector(names: &str, labels: &[(&str, &str)]) -> String {
 
 /// A series of an answer: the name, and samples by unix milliseconds.
 #[derive(Deserialize)]
-struct Series {
+struct Answered {
     metric: Metric,
     values: Vec<Point>,
 }
@@ -101,7 +101,7 @@ pub(crate) fn read_parts(
     Ok(data.into_iter().filter_map(known).collect())
 }
 
-/// The cells of a course as they come: column by column, each with times of its own.
+/// The cells of a series as they come: column by column, each with times of its own.
 struct Cells {
     table: &'static Table,
     names: Vec<String>,
@@ -109,7 +109,7 @@ struct Cells {
 }
 
 impl Cells {
-    fn take(&mut self, series: Series) {
+    fn take(&mut self, series: Answered) {
         // A series that this version does not know came from another one.
         let Some(column) = self.names.iter().position(|name| *name == series.metric.name) else { return };
         let known =
@@ -117,7 +117,7 @@ impl Cells {
         self.columns[column].extend(series.values.into_iter().filter_map(known));
     }
 
-    fn into_course(mut self) -> Course {
+    fn into_series(mut self) -> Series {
         let mut times_ms: Vec<i64> = Vec::new();
         for cells in &mut self.columns {
             // Some engines give a sample twice that came twice.
@@ -135,12 +135,12 @@ impl Cells {
             times_ms.iter().map(at).collect()
         };
         let columns = self.columns.iter().map(column).collect();
-        Course { table: self.table, times_ms, columns, spreads: None }
+        Series { table: self.table, times_ms, columns, spreads: None }
     }
 }
 
-/// The course in the answer to a query for raw samples. It is read as it comes: one series is held at a time.
-pub(crate) fn read_course(body: impl Read, table: &'static Table) -> Result<Course, String> {
+/// The series in the answer to a query for raw samples. It is read as it comes: one series is held at a time.
+pub(crate) fn read_series(body: impl Read, table: &'static Table) -> Result<Series, String> {
     let mut cells = Cells {
         table,
         names: table.columns.iter().map(|column| table.prometheus_name(column)).collect(),
@@ -151,7 +151,7 @@ pub(crate) fn read_course(body: impl Read, table: &'static Table) -> Result<Cour
     if !found {
         return Err("the reply has no series".to_owned());
     }
-    Ok(cells.into_course())
+    Ok(cells.into_series())
 }
 
 /// `{"status": …, "data": {"resultType": "matrix", "result": [series, …]}}`; says whether there was a result.
@@ -206,7 +206,7 @@ impl<'de> Visitor<'de> for Results<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        while let Some(series) = list.next_element::<Series>()? {
+        while let Some(series) = list.next_element::<Answered>()? {
             self.0.take(series);
         }
         Ok(())
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn series_with_times_of_their_own_become_one_course() {
+    fn series_with_times_of_their_own_become_one_series() {
         let answer = r#"{"status":"success","data":{"resultType":"matrix","result":[
             {"metric":{"__name__":"met_job_cpu_seconds_total","id":"7"},
              "values":[[1794700800.001,"0.5"],[1794700802,"1e0"],[1794700802,"1"]]},
@@ -239,44 +239,44 @@ mod tests {
             {"values":[[1794700803,"4096"],[1794700802,"NaN"],[1794700801,"8192"]],
              "metric":{"__name__":"met_job_memory_needed_bytes"}}
         ]},"isPartial":false}"#;
-        let course = read_course(answer.as_bytes(), &JOB).unwrap();
+        let series = read_series(answer.as_bytes(), &JOB).unwrap();
         let second = 1_794_700_800_000;
-        assert_eq!(course.times_ms, [second + 1, second + 1000, second + 2000, second + 3000]);
-        assert_eq!(course.columns[CPU], [500_000_000, MISSING, 1_000_000_000, MISSING]);
-        assert_eq!(course.columns[MEMORY_NEEDED], [MISSING, 8192, MISSING, 4096]);
+        assert_eq!(series.times_ms, [second + 1, second + 1000, second + 2000, second + 3000]);
+        assert_eq!(series.columns[CPU], [500_000_000, MISSING, 1_000_000_000, MISSING]);
+        assert_eq!(series.columns[MEMORY_NEEDED], [MISSING, 8192, MISSING, 4096]);
     }
 
     #[test]
     fn what_is_no_answer_is_an_error() {
         for text in ["", "{}", "[]", r#"{"status":"error","error":"no"}"#, r#"{"data":{"result":[{}]}}"#] {
-            assert!(read_course(text.as_bytes(), &JOB).is_err(), "{text}");
+            assert!(read_series(text.as_bytes(), &JOB).is_err(), "{text}");
         }
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(text in ".{0,300}") {
-            let _ = read_course(text.as_bytes(), &JOB);
+            let _ = read_series(text.as_bytes(), &JOB);
             let inside = format!(r#"{{"data":{{"result":[{{"metric":{{}},"values":[{text}]}}]}}}}"#);
-            let _ = read_course(inside.as_bytes(), &JOB);
+            let _ = read_series(inside.as_bytes(), &JOB);
         }
 
         #[test]
         fn times_are_in_order_and_every_column_is_full(
             points in prop::collection::vec((0usize..6, 0i64..40, -1000i64..1000), 0..60),
         ) {
-            let series = points.iter().map(|(column, time_s, value)| {
+            let answers = points.iter().map(|(column, time_s, value)| {
                 let name = JOB.prometheus_name(&JOB.columns[*column]);
                 format!(r#"{{"metric":{{"__name__":"{name}"}},"values":[[{time_s},"{value}"]]}}"#)
             });
-            let list = series.collect::<Vec<_>>().join(",");
+            let list = answers.collect::<Vec<_>>().join(",");
             let answer = format!(r#"{{"data":{{"result":[{list}]}}}}"#);
-            let course = read_course(answer.as_bytes(), &JOB).unwrap();
-            prop_assert!(course.times_ms.windows(2).all(|pair| pair[0] < pair[1]));
-            prop_assert!(course.columns.iter().all(|cells| cells.len() == course.len()));
+            let series = read_series(answer.as_bytes(), &JOB).unwrap();
+            prop_assert!(series.times_ms.windows(2).all(|pair| pair[0] < pair[1]));
+            prop_assert!(series.columns.iter().all(|cells| cells.len() == series.len()));
             let expected: std::collections::BTreeSet<(usize, i64)> =
                 points.iter().map(|&(column, time_s, _)| (column, time_s * 1000)).collect();
-            let cells = course.columns.iter().flatten().filter(|&&cell| cell != MISSING).count();
+            let cells = series.columns.iter().flatten().filter(|&&cell| cell != MISSING).count();
             prop_assert_eq!(cells, expected.len());
         }
     }

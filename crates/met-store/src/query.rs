@@ -11,7 +11,7 @@ use met_core::belief::believe;
 use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record};
 use met_core::listing::{self, id_number};
-use met_core::series::{Columns, Course};
+use met_core::series::{Columns, Series};
 use met_core::{JOB, Table, event, gpu};
 use rustix::fs::{FlockOperation, OFlags};
 
@@ -30,7 +30,7 @@ use crate::reading::{self, Parts, exact, select};
 use crate::record;
 use crate::salvage::{self, Salvage};
 use crate::schema::{CATALOGUE, Sharing, open_frozen, open_shared_or_alone};
-use crate::series::{self, Series};
+use crate::series::{self, SeriesStore};
 use crate::sql::{self, Noted, Sql, Value};
 use crate::sqlite::Sqlite;
 use crate::store::{LOCK_FILE, is_check_due};
@@ -55,7 +55,7 @@ pub struct Queries {
     sharing: Sharing,
     /// Empty until there is a database.
     pub(crate) catalogue: OnceCell<Box<dyn Sql>>,
-    pub(crate) series: Box<dyn Series>,
+    pub(crate) series: Box<dyn SeriesStore>,
     pub(crate) is_network: bool,
     /// A writer opens its catalogue itself: a connection that only reads would take the place of the one that it needs.
     pub(crate) is_writers: bool,
@@ -312,8 +312,8 @@ impl Queries {
 
     /// What became of a damaged store whose file was kept; nothing once that file is removed.
     pub fn last_salvage(&self) -> Option<Salvage> {
-        let told = self.meta(salvage::META).ok().flatten()?;
-        let mut salvage: Salvage = serde_json::from_str(&told).ok()?;
+        let reported = self.meta(salvage::META).ok().flatten()?;
+        let mut salvage: Salvage = serde_json::from_str(&reported).ok()?;
         if !salvage.aside.exists() {
             return None;
         }
@@ -482,43 +482,48 @@ impl Queries {
     }
 
     /// All samples of a job.
-    pub fn course(&self, key: &JobKey) -> Result<Course, StoreError> {
-        self.course_between(key, i64::MIN, i64::MAX)
+    pub fn series(&self, key: &JobKey) -> Result<Series, StoreError> {
+        self.series_of_job_between(key, i64::MIN, i64::MAX)
     }
 
     /// The same of a job whose record is known.
-    pub fn course_of(&self, record: &Record, wanted: Columns) -> Result<Course, StoreError> {
+    pub fn series_of(&self, record: &Record, wanted: Columns) -> Result<Series, StoreError> {
         let (key, days) = (&record.key, days_between(record.start_ns, record.end_ns));
         // Samples of other jobs are never there.
         let is_pending = key.manager == LOCAL && self.inbox_of(&key.id).contains_key(key);
         match is_pending {
-            true => self.course_on(key, is_pending, (i64::MIN, i64::MAX), days),
+            true => self.series_on(key, is_pending, (i64::MIN, i64::MAX), days),
             false => self.series.columns_between(key, &JOB, wanted, (i64::MIN, i64::MAX), days),
         }
     }
 
     /// The samples from `begin_ms` to `end_ms`, both included. A damaged block or day is a gap.
-    pub fn course_between(&self, key: &JobKey, begin_ms: i64, end_ms: i64) -> Result<Course, StoreError> {
+    pub fn series_of_job_between(
+        &self,
+        key: &JobKey,
+        begin_ms: i64,
+        end_ms: i64,
+    ) -> Result<Series, StoreError> {
         let is_pending = self.inbox_of(&key.id).contains_key(key);
         let days = self.days_of(key, is_pending, begin_ms, end_ms)?;
-        self.course_on(key, is_pending, (begin_ms, end_ms), days)
+        self.series_on(key, is_pending, (begin_ms, end_ms), days)
     }
 
-    fn course_on(
+    fn series_on(
         &self,
         key: &JobKey,
         is_pending: bool,
         (begin_ms, end_ms): (i64, i64),
         days: (i64, i64),
-    ) -> Result<Course, StoreError> {
+    ) -> Result<Series, StoreError> {
         // The samples of the inbox first, for the same reason as in `jobs`.
-        let pending = if is_pending { self.inbox_course(key) } else { None };
-        let mut course = self.series.between(key, &JOB, (begin_ms, end_ms), days)?;
+        let pending = if is_pending { self.inbox_series(key) } else { None };
+        let mut series = self.series.between(key, &JOB, (begin_ms, end_ms), days)?;
         if let Some(pending) = pending {
-            course.append(&pending);
+            series.append(&pending);
         }
-        trim(&mut course, begin_ms, end_ms);
-        Ok(course)
+        trim(&mut series, begin_ms, end_ms);
+        Ok(series)
     }
 
     /// The samples of a further series of a job: its details, or the event that is the `part`.
@@ -529,16 +534,16 @@ impl Queries {
         part: &str,
         begin_ms: i64,
         end_ms: i64,
-    ) -> Result<Course, StoreError> {
+    ) -> Result<Series, StoreError> {
         let is_pending = self.inbox_of(&key.id).contains_key(key);
         let days = self.days_of(key, is_pending, begin_ms, end_ms)?;
-        let mut course =
+        let mut series =
             self.series.between(&event::series_key(key, part), table, (begin_ms, end_ms), days)?;
-        trim(&mut course, begin_ms, end_ms);
-        Ok(course)
+        trim(&mut series, begin_ms, end_ms);
+        Ok(series)
     }
 
-    /// The samples of anything that has a series, such as a card ([`crate::device_on`]) or a node's part
+    /// The samples of anything that has a series, such as a GPU ([`crate::device_on`]) or a node's part
     /// ([`crate::node_on`]) on a server.
     pub fn series_between(
         &self,
@@ -546,26 +551,26 @@ impl Queries {
         table: &'static Table,
         begin_ms: i64,
         end_ms: i64,
-    ) -> Result<Course, StoreError> {
+    ) -> Result<Series, StoreError> {
         let days = (day::of_ms(begin_ms), day::of_ms(end_ms));
-        let mut course = self.series.between(key, table, (begin_ms, end_ms), days)?;
-        trim(&mut course, begin_ms, end_ms);
-        Ok(course)
+        let mut series = self.series.between(key, table, (begin_ms, end_ms), days)?;
+        trim(&mut series, begin_ms, end_ms);
+        Ok(series)
     }
 
-    /// The samples of a card from `begin_ms` to `end_ms`, both included.
-    pub fn device_course(&self, uuid: &str, begin_ms: i64, end_ms: i64) -> Result<Course, StoreError> {
-        self.series_between(&device::series_key(uuid), &gpu::card::TABLE, begin_ms, end_ms)
+    /// The samples of a GPU from `begin_ms` to `end_ms`, both included.
+    pub fn device_series(&self, uuid: &str, begin_ms: i64, end_ms: i64) -> Result<Series, StoreError> {
+        self.series_between(&device::series_key(uuid), &gpu::device::TABLE, begin_ms, end_ms)
     }
 
     /// The same of a part of the machine.
-    pub fn node_course(
+    pub fn node_part_series(
         &self,
         table: &'static Table,
         part: &str,
         begin_ms: i64,
         end_ms: i64,
-    ) -> Result<Course, StoreError> {
+    ) -> Result<Series, StoreError> {
         self.series_between(&node::series_key(part), table, begin_ms, end_ms)
     }
 
@@ -650,11 +655,11 @@ impl Queries {
         by_key(id.parse().ok().map(|id| JobDir::open(&self.state, id)))
     }
 
-    fn inbox_course(&self, key: &JobKey) -> Option<Course> {
+    fn inbox_series(&self, key: &JobKey) -> Option<Series> {
         if key.manager != LOCAL {
             return None;
         }
-        JobDir::open(&self.state, key.id.parse().ok()?).read_course().0
+        JobDir::open(&self.state, key.id.parse().ok()?).read_series().0
     }
 }
 
@@ -679,9 +684,9 @@ pub(crate) fn settle(catalogue: &dyn Sql, pending: &mut HashMap<JobKey, Record>)
     Ok(())
 }
 
-fn trim(course: &mut Course, begin_ms: i64, end_ms: i64) {
-    let end = course.times_ms.partition_point(|&time| time <= end_ms);
-    let begin = course.times_ms.partition_point(|&time| time < begin_ms).min(end);
-    course.truncate(end);
-    course.remove_first(begin);
+fn trim(series: &mut Series, begin_ms: i64, end_ms: i64) {
+    let end = series.times_ms.partition_point(|&time| time <= end_ms);
+    let begin = series.times_ms.partition_point(|&time| time < begin_ms).min(end);
+    series.truncate(end);
+    series.remove_first(begin);
 }

@@ -86,7 +86,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::samples::{MIDNIGHT_S, course, finished};
+    use crate::samples::{MIDNIGHT_S, finished, series};
     use crate::{Reader, Writer, day, series};
 
     const DAY_S: i64 = 86_400;
@@ -112,11 +112,11 @@ mod tests {
         let write = |count: i64| {
             let mut writer = Writer::open(state.path()).unwrap();
             writer.put(&record).unwrap();
-            writer.append_course(&record.key, &course((MIDNIGHT_S + 100) * 1000, 1000, count)).unwrap();
+            writer.append_series(&record.key, &series((MIDNIGHT_S + 100) * 1000, 1000, count)).unwrap();
         };
         write(5);
         let reader = Reader::open(state.path()).unwrap();
-        let count = || reader.course(&record.key).unwrap().len();
+        let count = || reader.series(&record.key).unwrap().len();
         assert_eq!((count(), count()), (5, 5));
         assert!(open_files(state.path()) > 0, "the next question would open it again");
         write(8);
@@ -138,11 +138,11 @@ mod tests {
         record.end_ns = record.start_ns.map(|start_ns| start_ns + 40 * DAY_S * 1_000_000_000);
         let mut writer = Writer::open(state.path()).unwrap();
         writer.put(&record).unwrap();
-        writer.append_course(&record.key, &course(MIDNIGHT_S * 1000, DAY_S * 250, 160)).unwrap();
+        writer.append_series(&record.key, &series(MIDNIGHT_S * 1000, DAY_S * 250, 160)).unwrap();
         drop(writer);
         let reader = Reader::open(state.path()).unwrap();
         for _ in 0..2 {
-            assert_eq!(reader.course(&record.key).unwrap().len(), 160);
+            assert_eq!(reader.series(&record.key).unwrap().len(), 160);
             let open = open_files(state.path());
             assert!((1..=3 * OPEN_MAX).contains(&open), "{open} descriptors");
         }

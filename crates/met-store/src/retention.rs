@@ -216,7 +216,7 @@ impl Writer {
         Ok(retained)
     }
 
-    /// Samples go before totals: they are larger, and a job without its course is still a job.
+    /// Samples go before totals: they are larger, and a job without its series is still a job.
     fn shrink(
         &mut self,
         max_bytes: u64,

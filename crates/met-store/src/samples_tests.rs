@@ -1,8 +1,8 @@
-//! Records and courses for tests.
+//! Records and series for tests.
 
 use met_core::job::{JobKey, LOCAL, Local, Origin, QualityKind, Record, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, MISSING};
 
 pub(crate) const SECOND_NS: i64 = 1_000_000_000;
@@ -36,13 +36,13 @@ pub(crate) fn finished(id: u64, start_s: i64) -> Record {
 }
 
 /// `count` samples, one every `step_ms`.
-pub(crate) fn course(begin_ms: i64, step_ms: i64, count: i64) -> Course {
-    let mut course = Course::new(&JOB);
+pub(crate) fn series(begin_ms: i64, step_ms: i64, count: i64) -> Series {
+    let mut series = Series::new(&JOB);
     let mut cells = vec![MISSING; JOB.columns.len()];
     for index in 0..count {
         cells[CPU] = index * 1_000_000;
         cells[MEMORY_NEEDED] = if index % 7 == 0 { MISSING } else { (index % 50) * 4096 };
-        course.push(begin_ms + index * step_ms, &cells);
+        series.push(begin_ms + index * step_ms, &cells);
     }
-    course
+    series
 }

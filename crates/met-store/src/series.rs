@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use met_core::job::JobKey;
-use met_core::series::{Columns, Course};
+use met_core::series::{Columns, Series};
 use met_core::{Table, event};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Result, params};
@@ -31,11 +31,11 @@ pub(crate) struct Usage {
 }
 
 /// Keeps samples of jobs and devices.
-pub(crate) trait Series: Send {
+pub(crate) trait SeriesStore: Send {
     /// Adds samples that are later than those kept. Names a damaged file that was renamed, if one was.
     fn append(
         &mut self,
-        courses: &[(&JobKey, &Course)],
+        all_series: &[(&JobKey, &Series)],
         durable: bool,
     ) -> std::result::Result<Option<PathBuf>, StoreError>;
 
@@ -46,7 +46,7 @@ pub(crate) trait Series: Send {
         table: &'static Table,
         span_ms: (i64, i64),
         days: (i64, i64),
-    ) -> std::result::Result<Course, StoreError> {
+    ) -> std::result::Result<Series, StoreError> {
         self.columns_between(key, table, Columns::ALL, span_ms, days)
     }
 
@@ -58,7 +58,7 @@ pub(crate) trait Series: Send {
         wanted: Columns,
         span_ms: (i64, i64),
         days: (i64, i64),
-    ) -> std::result::Result<Course, StoreError>;
+    ) -> std::result::Result<Series, StoreError>;
 
     fn remove(&mut self, key: &JobKey) -> std::result::Result<(), StoreError>;
 
@@ -123,7 +123,7 @@ pub(crate) fn open(
     is_network: bool,
     backends: &Backends,
     sharing: Sharing,
-) -> std::result::Result<Box<dyn Series>, StoreError> {
+) -> std::result::Result<Box<dyn SeriesStore>, StoreError> {
     Ok(match &backends.series {
         Some(engine) => Box::new(Remote::new(engine)?),
         None => Box::new(DayFiles::new(state, is_network, sharing)),
@@ -181,23 +181,23 @@ struct LastBlock {
 /// Adds the samples of this file's day that are later than those it has. Runs in the caller's transaction. The last blocks
 /// become one with what is added if they are not much larger: a sample is packed again when its block doubles, and not
 /// whenever others follow it.
-pub(crate) fn append(connection: &Connection, key: &JobKey, course: &Course, day: i64) -> Result<()> {
+pub(crate) fn append(connection: &Connection, key: &JobKey, series: &Series, day: i64) -> Result<()> {
     let subject = subject_or_new(connection, key)?;
-    let mut last = last_block(connection, subject, course.table)?;
+    let mut last = last_block(connection, subject, series.table)?;
     let after_ms = last.as_ref().map_or(i64::MIN, |last| last.last_ms);
-    let begin = course.times_ms.partition_point(|&time| day::of_ms(time) < day || time <= after_ms);
-    let end = course.times_ms.partition_point(|&time| day::of_ms(time) <= day).max(begin);
+    let begin = series.times_ms.partition_point(|&time| day::of_ms(time) < day || time <= after_ms);
+    let end = series.times_ms.partition_point(|&time| day::of_ms(time) <= day).max(begin);
     if begin == end {
         return Ok(());
     }
-    let mut fresh = course.part(begin, end);
+    let mut fresh = series.part(begin, end);
     while let Some(before) = last.filter(|last| is_merged(last.samples, fresh.len())) {
         // One that is damaged, or has columns of another version, stays as it is, and a new one begins behind it.
-        let Ok(Some(mut together)) = block::decode_known(&before.data, course.table) else { break };
+        let Ok(Some(mut together)) = block::decode_known(&before.data, series.table) else { break };
         connection.prepare_cached("DELETE FROM block WHERE key = ?1")?.execute([before.key])?;
         together.append(&fresh);
         fresh = together;
-        last = last_block(connection, subject, course.table)?;
+        last = last_block(connection, subject, series.table)?;
     }
     let mut data = Vec::new();
     for begin in (0..fresh.len()).step_by(BLOCK_SAMPLES_MAX) {
@@ -205,7 +205,7 @@ pub(crate) fn append(connection: &Connection, key: &JobKey, course: &Course, day
         data.clear();
         block::encode(&fresh, begin..end, &mut data);
         let span_ms = (fresh.times_ms[begin], fresh.times_ms[end - 1]);
-        insert_block(connection, subject, course.table, span_ms, end - begin, &data)?;
+        insert_block(connection, subject, series.table, span_ms, end - begin, &data)?;
     }
     Ok(())
 }
@@ -350,12 +350,12 @@ mod tests {
         let (job, flushes, each) = (key("12"), 400, 6);
         let mut packed = 0;
         for flush in 0..flushes {
-            let mut course = Course::new(&met_core::JOB);
+            let mut series = Series::new(&met_core::JOB);
             // The last sample of before is given again, as after a failure.
             for sample in (flush * each - 1).max(0)..(flush + 1) * each {
-                course.push(sample * 10_000, &vec![sample; met_core::JOB.columns.len()]);
+                series.push(sample * 10_000, &vec![sample; met_core::JOB.columns.len()]);
             }
-            append(&connection, &job, &course, 0).unwrap();
+            append(&connection, &job, &series, 0).unwrap();
             let newest = "SELECT samples FROM block ORDER BY key DESC LIMIT 1";
             packed += connection.query_row(newest, [], |row| row.get::<_, i64>(0)).unwrap();
         }

@@ -88,8 +88,8 @@ pub(crate) type Each<'e> = &'e mut dyn FnMut(&dyn Row) -> Result<(), Mismatch>;
 
 /// What the two say differently.
 pub(crate) struct Dialect {
-    /// Whether a job's record has cards.
-    pub has_cards: &'static str,
+    /// Whether a job's record has GPUs.
+    pub has_gpus: &'static str,
     /// The numbers in ?1, a JSON array, as rows.
     pub numbers: &'static str,
     /// The function that finds a text in another one.

@@ -19,7 +19,7 @@ const PROBLEMS_MAX: usize = 20;
 
 static DIALECT: Dialect = Dialect {
     // The text decides before the JSON is read.
-    has_cards: "detail LIKE '%\"gpus\":[{%' AND json_array_length(detail, '$.gpus') > 0",
+    has_gpus: "detail LIKE '%\"gpus\":[{%' AND json_array_length(detail, '$.gpus') > 0",
     numbers: "SELECT value FROM json_each(?1)",
     position: "instr",
     bytewise: "",

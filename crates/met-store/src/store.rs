@@ -12,7 +12,7 @@ use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::belief::{believe, is_known_end};
 use met_core::energy::emission::Factor;
 use met_core::job::{JobKey, LOCAL, Record, State};
-use met_core::series::Course;
+use met_core::series::Series;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -82,7 +82,7 @@ pub struct Imported {
 /// How jobs are taken from the inbox.
 pub struct Import<'a> {
     /// Completes an end that has samples and no means of them, by these, before it is written.
-    pub complete: &'a dyn Fn(&mut Record, &Course),
+    pub complete: &'a dyn Fn(&mut Record, &Series),
     /// Jobs whose ends come another way, by their numbers.
     pub followed: &'a HashSet<u64>,
     /// From then on no further end is taken. Each is a write to the disk that is waited for.
@@ -270,23 +270,23 @@ impl Writer {
 
     /// Adds samples that are later than those stored; the others are there already. After an error the same
     /// samples may be given again.
-    pub fn append_course(&mut self, key: &JobKey, course: &Course) -> Result<(), StoreError> {
-        self.append(&[(key, course)], false)
+    pub fn append_series(&mut self, key: &JobKey, series: &Series) -> Result<(), StoreError> {
+        self.append(&[(key, series)], false)
     }
 
-    /// As [`Writer::append_course`], for many at once: all of them or none.
-    pub fn append_together(&mut self, courses: &[(&JobKey, &Course)]) -> Result<(), StoreError> {
-        self.append(courses, false)
+    /// As [`Writer::append_series`], for many at once: all of them or none.
+    pub fn append_together(&mut self, all_series: &[(&JobKey, &Series)]) -> Result<(), StoreError> {
+        self.append(all_series, false)
     }
 
-    /// As [`Writer::append_course`], for many at once, and durable when this returns: an engine gets them in few
+    /// As [`Writer::append_series`], for many at once, and durable when this returns: an engine gets them in few
     /// requests.
-    pub fn append_courses(&mut self, courses: &[(&JobKey, &Course)]) -> Result<(), StoreError> {
-        self.append(courses, true)
+    pub fn append_all(&mut self, all_series: &[(&JobKey, &Series)]) -> Result<(), StoreError> {
+        self.append(all_series, true)
     }
 
-    fn append(&mut self, courses: &[(&JobKey, &Course)], durable: bool) -> Result<(), StoreError> {
-        if let Some(aside) = self.queries.series.append(courses, durable)? {
+    fn append(&mut self, all_series: &[(&JobKey, &Series)], durable: bool) -> Result<(), StoreError> {
+        if let Some(aside) = self.queries.series.append(all_series, durable)? {
             self.moved_aside = Some(aside);
         }
         Ok(())
@@ -319,7 +319,7 @@ impl Writer {
     fn import_one(
         &mut self,
         dir: &JobDir,
-        complete: &dyn Fn(&mut Record, &Course),
+        complete: &dyn Fn(&mut Record, &Series),
         imported: &mut Imported,
     ) -> Result<bool, StoreError> {
         let entry = dir.read();
@@ -340,10 +340,10 @@ impl Writer {
             discard(dir, imported);
             return Ok(true);
         }
-        let (course, problem) = dir.read_course();
+        let (series, problem) = dir.read_series();
         imported.problems.extend(problem);
-        if let Some(course) = course {
-            match self.append(&[(&end.key, &course)], true) {
+        if let Some(series) = series {
+            match self.append(&[(&end.key, &series)], true) {
                 // It waits where it is, and readers show it from there.
                 Err(error @ StoreError::Unreachable { .. }) => {
                     imported.problems.push(error.to_string());
@@ -353,14 +353,14 @@ impl Writer {
             }
         }
         if end.summaries.is_empty()
-            && let Ok(course) = self.course(&end.key)
-            && !course.is_empty()
+            && let Ok(series) = self.series(&end.key)
+            && !series.is_empty()
         {
             // What a daemon wrote when it left is better known.
             if let Ok(Some(known)) = self.stored(&end.key) {
                 end = believe(&known, &end);
             }
-            complete(&mut end, &course);
+            complete(&mut end, &series);
         }
         self.put(&end)?;
         imported.ended.push(end);
@@ -398,13 +398,13 @@ impl Writer {
     }
 
     /// Adds samples of a device that are later than those stored.
-    pub fn append_device(&mut self, uuid: &str, course: &Course) -> Result<(), StoreError> {
-        self.append_course(&device::series_key(uuid), course)
+    pub fn append_device(&mut self, uuid: &str, series: &Series) -> Result<(), StoreError> {
+        self.append_series(&device::series_key(uuid), series)
     }
 
     /// Adds samples of a part of the machine that are later than those stored.
-    pub fn append_node(&mut self, part: &str, course: &Course) -> Result<(), StoreError> {
-        self.append_course(&node::series_key(part), course)
+    pub fn append_node(&mut self, part: &str, series: &Series) -> Result<(), StoreError> {
+        self.append_series(&node::series_key(part), series)
     }
 
     /// Puts emission factors in the place of those between two times.

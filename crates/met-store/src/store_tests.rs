@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use tempfile::TempDir;
 
 use super::*;
-use crate::samples::{MIDNIGHT_S, SECOND_NS, course, finished, running};
+use crate::samples::{MIDNIGHT_S, SECOND_NS, finished, running, series};
 use crate::{Filter, JobOwner, PROCESS_ROWS, PageBounds, Reader, Retained, Retention, day};
 
 const DAY_S: i64 = 86_400;
@@ -22,7 +22,7 @@ fn ids(records: &[Record]) -> Vec<&str> {
     records.iter().map(|record| record.key.id.as_str()).collect()
 }
 
-fn same(left: &Course, right: &Course) -> bool {
+fn same(left: &Series, right: &Series) -> bool {
     left.times_ms == right.times_ms && left.columns == right.columns
 }
 
@@ -42,16 +42,17 @@ fn samples_grow_blocks_across_days_and_appends() {
     let mut writer = Writer::open(state.path()).unwrap();
     let record = running(1, MIDNIGHT_S - 1000);
     writer.put(&record).unwrap();
-    let whole = course((MIDNIGHT_S - 1000) * 1000, 1000, 5000);
+    let whole = series((MIDNIGHT_S - 1000) * 1000, 1000, 5000);
     let part = |begin: usize, end: usize| whole.part(begin, end);
     for begin in (0..5000).step_by(77) {
         // Each piece overlaps the one before: what is there already is skipped.
-        writer.append_course(&record.key, &part(begin.max(5) - 5, 5000.min(begin + 77))).unwrap();
+        writer.append_series(&record.key, &part(begin.max(5) - 5, 5000.min(begin + 77))).unwrap();
     }
-    assert!(same(&writer.course(&record.key).unwrap(), &whole));
+    assert!(same(&writer.series(&record.key).unwrap(), &whole));
     let reader = Reader::open(state.path()).unwrap();
-    assert!(same(&reader.course(&record.key).unwrap(), &whole));
-    let between = reader.course_between(&record.key, whole.times_ms[900], whole.times_ms[1100]).unwrap();
+    assert!(same(&reader.series(&record.key).unwrap(), &whole));
+    let between =
+        reader.series_of_job_between(&record.key, whole.times_ms[900], whole.times_ms[1100]).unwrap();
     assert!(same(&between, &part(900, 1101)));
     assert_eq!(series::days(state.path()).unwrap().len(), 2);
     let path = series::path_of(state.path(), day::of_ms(MIDNIGHT_S * 1000));
@@ -75,7 +76,7 @@ fn old_jobs_and_days_go_and_live_jobs_stay() {
         let start_s = MIDNIGHT_S + day * DAY_S;
         let record = finished(day as u64 + 1, start_s);
         writer.put(&record).unwrap();
-        writer.append_course(&record.key, &course(start_s * 1000, 10_000, 100)).unwrap();
+        writer.append_series(&record.key, &series(start_s * 1000, 10_000, 100)).unwrap();
     }
     writer.put(&running(9, MIDNIGHT_S)).unwrap();
     let now_ns = (MIDNIGHT_S + 4 * DAY_S + 3600) * SECOND_NS;
@@ -112,7 +113,7 @@ fn every_file_is_private() {
     let state = parent.path().join("met");
     let mut writer = Writer::open(&state).unwrap();
     writer.put(&finished(1, MIDNIGHT_S)).unwrap();
-    writer.append_course(&finished(1, MIDNIGHT_S).key, &course(MIDNIGHT_S * 1000, 1000, 10)).unwrap();
+    writer.append_series(&finished(1, MIDNIGHT_S).key, &series(MIDNIGHT_S * 1000, 1000, 10)).unwrap();
     let mut folders = vec![state];
     let mut files = 0;
     while let Some(folder) = folders.pop() {
@@ -366,7 +367,7 @@ fn a_new_file_goes_on_with_numbers_and_cursors_of_the_damaged_one() {
 
 #[test]
 fn the_log_of_a_damaged_file_is_not_replayed_into_the_new_one() {
-    for is_told in [true, false] {
+    for is_reported in [true, false] {
         let state = state();
         let path = state.path().join(CATALOGUE_FILE);
         let mut writer = Writer::open(state.path()).unwrap();
@@ -374,7 +375,7 @@ fn the_log_of_a_damaged_file_is_not_replayed_into_the_new_one() {
         Connection::open(&path).unwrap().execute("DELETE FROM change", []).unwrap();
         writer.put(&finished(2, MIDNIGHT_S)).unwrap();
         let aside = writer.salvaged.take().unwrap().aside;
-        if !is_told {
+        if !is_reported {
             writer.set_meta("salvage", "{").unwrap();
         }
         drop(writer);
@@ -388,7 +389,11 @@ fn the_log_of_a_damaged_file_is_not_replayed_into_the_new_one() {
         fs::write(beside(&path, "-wal"), &log).unwrap();
         let writer = Writer::open(state.path()).unwrap();
         assert_eq!(ids(&writer.jobs(&Filter::default()).unwrap()), ["2", "1"]);
-        assert_eq!(fs::read(beside(&aside, "-wal")).ok() == Some(log), is_told, "it is kept with its file");
+        assert_eq!(
+            fs::read(beside(&aside, "-wal")).ok() == Some(log),
+            is_reported,
+            "it is kept with its file"
+        );
     }
 }
 
@@ -451,19 +456,19 @@ fn samples_of_a_user_above_the_share_go_and_those_of_others_stay() {
     let mut writer = Writer::open(state.path()).unwrap();
     let (ada, mallory) = (of_user(1, "ada", MIDNIGHT_S, 10), of_user(2, "mallory", MIDNIGHT_S, 10));
     writer.put_all(&[ada.clone(), mallory.clone()]).unwrap();
-    writer.append_course(&ada.key, &course(MIDNIGHT_S * 1000, 1000, 50)).unwrap();
+    writer.append_series(&ada.key, &series(MIDNIGHT_S * 1000, 1000, 50)).unwrap();
     for part in 0..50 {
         let mut record = of_user(10 + part, "mallory", MIDNIGHT_S, 10);
         record.uid = Some(1001);
         writer.put(&record).unwrap();
-        writer.append_course(&record.key, &course(MIDNIGHT_S * 1000, 777, 20_000)).unwrap();
+        writer.append_series(&record.key, &series(MIDNIGHT_S * 1000, 777, 20_000)).unwrap();
     }
     let all: u64 = writer.queries.series.days().unwrap().iter().map(|(_, bytes)| bytes).sum();
     let retention = Retention { max_age_ns: None, max_bytes: Some(all / 2 + 100_000) };
     let retained = writer.retain(&retention, (MIDNIGHT_S + 3 * DAY_S) * SECOND_NS).unwrap();
     assert_eq!((retained.jobs_removed, retained.of_users.len()), (0, 1));
     assert!(retained.of_users["mallory"].series > 10);
-    assert_eq!(writer.course(&ada.key).unwrap().len(), 50);
+    assert_eq!(writer.series(&ada.key).unwrap().len(), 50);
     let left: u64 = writer.queries.series.days().unwrap().iter().map(|(_, bytes)| bytes).sum();
     assert!(left < all / 2 + 100_000, "{left} of {all}");
 }
@@ -474,7 +479,7 @@ fn below_the_limit_no_file_of_a_day_is_opened() {
     let mut writer = Writer::open(state.path()).unwrap();
     let ada = of_user(1, "ada", MIDNIGHT_S, 10);
     writer.put(&ada).unwrap();
-    writer.append_course(&ada.key, &course(MIDNIGHT_S * 1000, 1000, 50)).unwrap();
+    writer.append_series(&ada.key, &series(MIDNIGHT_S * 1000, 1000, 50)).unwrap();
     drop(writer);
     // One that a newer program wrote: it is an error to open it.
     let path = crate::series::path_of(state.path(), crate::day::of_ns(MIDNIGHT_S * SECOND_NS));
@@ -512,9 +517,9 @@ fn samples_are_written_to_a_new_file_where_that_of_a_day_was_removed_or_replaced
     writer.put(&record).unwrap();
     let begin_ms = (MIDNIGHT_S + 100) * 1000;
     let append = |writer: &mut Writer, second: i64| {
-        writer.append_course(&record.key, &course(begin_ms + second * 1000, 1000, 5)).unwrap();
-        let from_outside = Reader::open(state.path()).unwrap().course(&record.key).unwrap();
-        assert!(same(&writer.course(&record.key).unwrap(), &from_outside));
+        writer.append_series(&record.key, &series(begin_ms + second * 1000, 1000, 5)).unwrap();
+        let from_outside = Reader::open(state.path()).unwrap().series(&record.key).unwrap();
+        assert!(same(&writer.series(&record.key).unwrap(), &from_outside));
         from_outside.len()
     };
     let path = series::path_of(state.path(), day::of_ms(begin_ms));
@@ -537,9 +542,9 @@ fn the_log_of_a_day_that_was_replaced_is_not_replayed_into_the_backup() {
         writer.put(&record).unwrap();
         let begin_ms = (MIDNIGHT_S + 100) * 1000;
         let append = |writer: &mut Writer, second: i64, count: i64| {
-            writer.append_course(&record.key, &course(begin_ms + second * 1000, 1000, count)).unwrap();
-            let from_outside = Reader::open(state.path()).unwrap().course(&record.key).unwrap();
-            assert!(same(&writer.course(&record.key).unwrap(), &from_outside));
+            writer.append_series(&record.key, &series(begin_ms + second * 1000, 1000, count)).unwrap();
+            let from_outside = Reader::open(state.path()).unwrap().series(&record.key).unwrap();
+            assert!(same(&writer.series(&record.key).unwrap(), &from_outside));
             from_outside.len()
         };
         let path = series::path_of(state.path(), day::of_ms(begin_ms));
@@ -573,7 +578,7 @@ fn the_log_of_a_day_that_was_replaced_is_not_replayed_into_the_backup() {
         drop(other);
         drop(writer);
         assert_eq!(intact(&Connection::open(&path).unwrap()), "ok");
-        assert_eq!(Reader::open(state.path()).unwrap().course(&record.key).unwrap().len(), 1012);
+        assert_eq!(Reader::open(state.path()).unwrap().series(&record.key).unwrap().len(), 1012);
     }
 }
 
@@ -583,16 +588,16 @@ fn a_damaged_day_costs_that_day_only() {
     let mut writer = Writer::open(state.path()).unwrap();
     let record = running(1, MIDNIGHT_S - 100);
     writer.put(&record).unwrap();
-    writer.append_course(&record.key, &course((MIDNIGHT_S - 100) * 1000, 1000, 200)).unwrap();
+    writer.append_series(&record.key, &series((MIDNIGHT_S - 100) * 1000, 1000, 200)).unwrap();
     drop(writer);
     let path = series::path_of(state.path(), day::of_ms(MIDNIGHT_S * 1000));
     fs::write(&path, b"this is no database, and it is longer than a header needs to be").unwrap();
-    assert_eq!(Reader::open(state.path()).unwrap().course(&record.key).unwrap().len(), 100);
+    assert_eq!(Reader::open(state.path()).unwrap().series(&record.key).unwrap().len(), 100);
     let mut writer = Writer::open(state.path()).unwrap();
     assert!(crate::damaged_days(state.path()).is_empty());
-    writer.append_course(&record.key, &course(MIDNIGHT_S * 1000 + 500_000, 1000, 7)).unwrap();
+    writer.append_series(&record.key, &series(MIDNIGHT_S * 1000 + 500_000, 1000, 7)).unwrap();
     assert_eq!(crate::damaged_days(state.path()), [writer.moved_aside.clone().unwrap()]);
-    assert_eq!(writer.course(&record.key).unwrap().len(), 107);
+    assert_eq!(writer.series(&record.key).unwrap().len(), 107);
 }
 
 #[test]
@@ -601,21 +606,21 @@ fn a_day_whose_file_cannot_be_read_hides_no_other_day_and_is_named() {
     let mut writer = Writer::open(state.path()).unwrap();
     let record = running(1, MIDNIGHT_S - 100);
     writer.put(&record).unwrap();
-    writer.append_course(&record.key, &course((MIDNIGHT_S - 100) * 1000, 1000, 200)).unwrap();
+    writer.append_series(&record.key, &series((MIDNIGHT_S - 100) * 1000, 1000, 200)).unwrap();
     drop(writer);
     assert!(crate::unreadable_days(state.path()).is_empty());
     let path = series::path_of(state.path(), day::of_ms(MIDNIGHT_S * 1000));
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     let reader = Reader::open(state.path()).unwrap();
-    assert_eq!(reader.course(&record.key).unwrap().len(), 100);
+    assert_eq!(reader.series(&record.key).unwrap().len(), 100);
     let [unreadable] = &crate::unreadable_days(state.path())[..] else { panic!("one file") };
     assert!(unreadable.contains("a directory, not a regular file"), "{unreadable}");
     // A file of a newer version.
     fs::remove_dir(&path).unwrap();
     drop(crate::schema::open_for_writing(&path, &crate::schema::SERIES, false).unwrap());
     Connection::open(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
-    assert_eq!(reader.course(&record.key).unwrap().len(), 100);
+    assert_eq!(reader.series(&record.key).unwrap().len(), 100);
 }
 
 #[test]
@@ -625,7 +630,7 @@ fn a_day_that_is_damaged_in_the_middle_is_named_before_anybody_writes_to_it() {
     for id in 1..=40 {
         let record = running(id, MIDNIGHT_S);
         writer.put(&record).unwrap();
-        writer.append_course(&record.key, &course(MIDNIGHT_S * 1000, 1000, 300)).unwrap();
+        writer.append_series(&record.key, &series(MIDNIGHT_S * 1000, 1000, 300)).unwrap();
     }
     drop(writer);
     let path = series::path_of(state.path(), day::of_ms(MIDNIGHT_S * 1000));
@@ -697,12 +702,12 @@ fn write_fixture() {
     let name = "NVIDIA H200".to_owned();
     record.gpus = vec![GpuUse { uuid: "GPU-a".into(), name, held_since_ns, ..GpuUse::default() }];
     writer.put_all(&[record.clone(), running(2, MIDNIGHT_S + 1)]).unwrap();
-    writer.append_course(&record.key, &course(MIDNIGHT_S * 1000, 1000, 30)).unwrap();
-    let mut card = Course::new(&gpu::card::TABLE);
-    let mut cells = vec![MISSING; gpu::card::TABLE.columns.len()];
-    cells[gpu::card::POWER] = 300_000;
-    card.push(MIDNIGHT_S * 1000, &cells);
-    writer.append_device("GPU-a", &card).unwrap();
+    writer.append_series(&record.key, &series(MIDNIGHT_S * 1000, 1000, 30)).unwrap();
+    let mut gpu = Series::new(&gpu::device::TABLE);
+    let mut cells = vec![MISSING; gpu::device::TABLE.columns.len()];
+    cells[gpu::device::POWER] = 300_000;
+    gpu.push(MIDNIGHT_S * 1000, &cells);
+    writer.append_device("GPU-a", &gpu).unwrap();
     let device = writer.devices().unwrap().remove(0);
     writer.put_devices(&[crate::Device { idle_mw: Some(75_000), ..device }]).unwrap();
     writer.put(&record).unwrap();

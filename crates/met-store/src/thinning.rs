@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use met_core::Table;
-use met_core::series::{Course, Thinner};
+use met_core::series::{Series, Thinner};
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 use rusqlite::{Connection, OptionalExtension, Result, params};
 
@@ -52,9 +52,9 @@ pub fn thin(
     rules: &[Thinning],
     tables: &[&'static Table],
     now_ns: i64,
-    patience: Duration,
+    timeout: Duration,
 ) -> std::result::Result<bool, StoreError> {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     let days: Vec<i64> = writer.queries.series.days()?.into_iter().map(|(day, _)| day).collect();
     if days.is_empty() {
         return Ok(false);
@@ -133,16 +133,16 @@ impl Position {
             let data: Vec<u8> = connection
                 .prepare_cached("SELECT data FROM block WHERE key = ?1")?
                 .query_row([key], |row| row.get(0))?;
-            let Ok(course) = block::decode_known(&data, table) else { continue };
-            let Some(course) = course else { return Ok(()) };
+            let Ok(series) = block::decode_known(&data, table) else { continue };
+            let Some(series) = series else { return Ok(()) };
             // Blocks of a file that was damaged may overlap.
-            if course.times_ms.first().is_none_or(|&first_ms| first_ms <= last_ms) {
+            if series.times_ms.first().is_none_or(|&first_ms| first_ms <= last_ms) {
                 continue;
             }
-            last_ms = course.times_ms.last().copied().unwrap_or(last_ms);
-            samples += course.len();
+            last_ms = series.times_ms.last().copied().unwrap_or(last_ms);
+            samples += series.len();
             bytes += data.len();
-            thinner.push(&course);
+            thinner.push(&series);
             read.push(key);
             if thinner.out_len() >= BLOCK_SAMPLES_MAX {
                 left += pack(&thinner.take_out(), &mut thinned);
@@ -167,14 +167,14 @@ impl Position {
 /// A block that is to be written: its times, how many samples it has, and its bytes.
 type Packed = ((i64, i64), usize, Vec<u8>);
 
-fn pack(course: &Course, out: &mut Vec<Packed>) -> usize {
-    for begin in (0..course.len()).step_by(BLOCK_SAMPLES_MAX) {
-        let end = course.len().min(begin + BLOCK_SAMPLES_MAX);
+fn pack(series: &Series, out: &mut Vec<Packed>) -> usize {
+    for begin in (0..series.len()).step_by(BLOCK_SAMPLES_MAX) {
+        let end = series.len().min(begin + BLOCK_SAMPLES_MAX);
         let mut data = Vec::new();
-        block::encode(course, begin..end, &mut data);
-        out.push(((course.times_ms[begin], course.times_ms[end - 1]), end - begin, data));
+        block::encode(series, begin..end, &mut data);
+        out.push(((series.times_ms[begin], series.times_ms[end - 1]), end - begin, data));
     }
-    course.len()
+    series.len()
 }
 
 #[cfg(test)]

@@ -151,8 +151,8 @@ impl<'s> Sheet<'s> {
         let before = added(self.sql, stored.key)?;
         let mut entries = Vec::new();
         if !record.state.is_live() && record.end_ns.is_some() {
-            let course = course_of(queries, record)?;
-            usage::contribute(record, course.as_ref(), i64::MIN, &mut |kind, group, day, row| {
+            let series = series_of(queries, record)?;
+            usage::contribute(record, series.as_ref(), i64::MIN, &mut |kind, group, day, row| {
                 let group = self.group_on(kind, group, day)?;
                 entries.push(Entry { kind: kind.number(), group, day, row: row.encode() });
                 Ok::<(), StoreError>(())
@@ -176,13 +176,13 @@ impl<'s> Sheet<'s> {
 }
 
 /// The samples of a job, where they say more than its record. Where they cannot be read it is divided evenly.
-fn course_of(queries: &Queries, record: &Record) -> Result<Option<met_core::series::Course>> {
-    if !usage::needs_course(record) {
+fn series_of(queries: &Queries, record: &Record) -> Result<Option<met_core::series::Series>> {
+    if !usage::needs_series(record) {
         return Ok(None);
     }
-    match queries.course(&record.key) {
+    match queries.series(&record.key) {
         Err(error @ StoreError::Unreachable { .. }) => Err(error),
-        course => Ok(course.ok().filter(|course| !course.is_empty())),
+        series => Ok(series.ok().filter(|series| !series.is_empty())),
     }
 }
 

@@ -189,13 +189,13 @@ fn an_engine_that_is_gone_loses_no_end() {
     let place = Place::new(Backends { catalogue: None, series: Some(gone) }, recent_s(), true);
     let dir = met_store::inbox::JobDir::claim(place.path(), 1).unwrap();
     dir.write_start(&running(1, place.start_s)).unwrap();
-    dir.write_course(&suite::course(place.start_s * 1000, 1000, 9)).unwrap();
+    dir.write_series(&suite::series(place.start_s * 1000, 1000, 9)).unwrap();
     dir.write_end(&finished(1, place.start_s)).unwrap();
     let mut writer = place.writer();
     let imported = writer.import().unwrap();
     assert_eq!((imported.ended.len(), imported.problems.len()), (0, 1));
     assert_eq!(writer.newest().unwrap().unwrap().state, State::Finished, "it is read in place");
-    assert!(matches!(writer.course(&finished(2, place.start_s).key), Err(StoreError::Unreachable { .. })));
+    assert!(matches!(writer.series(&finished(2, place.start_s).key), Err(StoreError::Unreachable { .. })));
     // Once it is there, all of it is kept.
     drop(writer);
     let Some(engine) = there("VictoriaMetrics", servers::victoria_metrics()) else { return };

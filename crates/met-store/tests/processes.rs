@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use met_core::job::{JobKey, LOCAL, QualityKind, Record, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, MISSING};
 use met_store::inbox::JobDir;
 use met_store::{Filter, Reader, Writer};
@@ -35,14 +35,14 @@ fn record(id: u64) -> Record {
     record
 }
 
-fn course() -> Course {
-    let mut course = Course::new(&JOB);
+fn series() -> Series {
+    let mut series = Series::new(&JOB);
     let mut cells = vec![MISSING; JOB.columns.len()];
     for index in 0..50 {
         (cells[CPU], cells[MEMORY_NEEDED]) = (index, index * index);
-        course.push(START_S * 1000 + index * 1000, &cells);
+        series.push(START_S * 1000 + index * 1000, &cells);
     }
-    course
+    series
 }
 
 fn spawn(work: &str, state: &Path) -> Child {
@@ -83,10 +83,10 @@ fn child() {
         let mut writer = Writer::open(&state).unwrap();
         let (id, dir) = JobDir::reserve(&state, 1).unwrap();
         dir.write_start(&record(id)).unwrap();
-        dir.write_course(&course()).unwrap();
+        dir.write_series(&series()).unwrap();
         dir.write_end(&record(id)).unwrap();
         assert_eq!(writer.import().unwrap().ended.len(), 1);
-        assert_eq!(Reader::open(&state).unwrap().course(&record(id).key).unwrap().len(), 50);
+        assert_eq!(Reader::open(&state).unwrap().series(&record(id).key).unwrap().len(), 50);
         acknowledge(id);
         return;
     }
@@ -95,11 +95,11 @@ fn child() {
     loop {
         let (id, dir) = JobDir::reserve(&state, writer.next_local_id().unwrap()).unwrap();
         if id % 2 == 0 {
-            dir.write_course(&course()).unwrap();
+            dir.write_series(&series()).unwrap();
             dir.write_end(&record(id)).unwrap();
             writer.import().unwrap();
         } else {
-            writer.append_course(&record(id).key, &course()).unwrap();
+            writer.append_series(&record(id).key, &series()).unwrap();
             writer.put(&record(id)).unwrap();
         }
         acknowledge(id);
@@ -130,7 +130,7 @@ fn no_acknowledged_job_is_lost_when_the_writer_is_killed() {
     writer.import().unwrap();
     for &id in &expected {
         assert_eq!(writer.get(&record(id).key).unwrap(), Some(record(id)));
-        assert_eq!(writer.course(&record(id).key).unwrap().len(), 50);
+        assert_eq!(writer.series(&record(id).key).unwrap().len(), 50);
     }
 }
 

@@ -10,7 +10,7 @@ use met_core::JOB;
 use met_core::job::Record;
 use met_core::job_table::CPU;
 use met_core::sample::{self, SECOND_NS};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_store::{Filter, Reader, Writer};
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 
@@ -61,19 +61,19 @@ fn finished(id: u32) -> Record {
     record
 }
 
-fn course() -> Course {
-    let mut course = Course::new(&JOB);
+fn series() -> Series {
+    let mut series = Series::new(&JOB);
     let mut cells = vec![met_core::MISSING; JOB.columns.len()];
     for second in 0..100 {
         cells[CPU] = second * SECOND_NS;
-        course.push(sample::START_NS / 1_000_000 + second * 1000, &cells);
+        series.push(sample::START_NS / 1_000_000 + second * 1000, &cells);
     }
-    course
+    series
 }
 
 fn write(writer: &mut Writer, ids: std::ops::Range<u32>) {
     for record in ids.map(finished) {
-        writer.append_course(&record.key, &course()).unwrap();
+        writer.append_series(&record.key, &series()).unwrap();
         writer.put(&record).unwrap();
     }
 }
@@ -89,7 +89,7 @@ fn reads_all(state: &Path, ids: std::ops::Range<u32>) {
     for record in ids.map(finished) {
         let found = reader.get(&record.key).unwrap().unwrap();
         assert_eq!(found.totals, record.totals);
-        assert_eq!(reader.course(&record.key).unwrap().len(), 100, "samples of {}", record.key.id);
+        assert_eq!(reader.series(&record.key).unwrap().len(), 100, "samples of {}", record.key.id);
     }
     assert_eq!(reader.take_unreadable(), Vec::<String>::new());
     assert!(reader.newest_change().unwrap() > 0);

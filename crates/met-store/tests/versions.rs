@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use met_core::MISSING;
 use met_core::conditions::Conditions;
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::job::State;
 use met_core::job_table::{CPU, MEMORY_NEEDED};
 use met_core::reaction::ReactionKind;
@@ -216,56 +216,53 @@ fn jobs_of_older_versions_are_changes_in_the_order_they_came() {
 
 fn has_its_devices(state: &tempfile::TempDir) {
     let reader = Reader::open(state.path()).unwrap();
-    let with_cards = reader
-        .jobs(&Filter { with_cards: true, states: vec![State::Finished], ..Filter::default() })
-        .unwrap();
-    assert_eq!(with_cards.iter().map(|job| job.key.id.as_str()).collect::<Vec<_>>(), ["1"]);
-    let allocations = reader.allocations(&with_cards[0].key).unwrap();
-    assert_eq!((allocations[0].uuid.as_str(), allocations[0].end_ns), ("GPU-a", with_cards[0].end_ns));
+    let with_gpus =
+        reader.jobs(&Filter { with_gpus: true, states: vec![State::Finished], ..Filter::default() }).unwrap();
+    assert_eq!(with_gpus.iter().map(|job| job.key.id.as_str()).collect::<Vec<_>>(), ["1"]);
+    let allocations = reader.allocations(&with_gpus[0].key).unwrap();
+    assert_eq!((allocations[0].uuid.as_str(), allocations[0].end_ns), ("GPU-a", with_gpus[0].end_ns));
     assert_eq!(reader.devices().unwrap()[0].idle_mw, Some(75_000));
-    let course = reader.device_course("GPU-a", i64::MIN, i64::MAX).unwrap();
-    assert_eq!(course.columns[card::POWER], [300_000]);
+    let series = reader.device_series("GPU-a", i64::MIN, i64::MAX).unwrap();
+    assert_eq!(series.columns[device::POWER], [300_000]);
 }
 
 #[test]
-fn cards_in_records_of_version_1_become_devices() {
+fn gpus_in_records_of_version_1_become_devices() {
     let state = restore("v1");
     let database = rusqlite::Connection::open(state.path().join("store.db")).unwrap();
-    let card =
-        r#"{"uuid":"GPU-a","name":"NVIDIA H200","vendor":"nvidia","held_by":"open","held_since_ns":7}"#;
+    let gpu = r#"{"uuid":"GPU-a","name":"NVIDIA H200","vendor":"nvidia","held_by":"open","held_since_ns":7}"#;
     let sql = "UPDATE job SET detail = json_set(detail, '$.gpus', json(?1)) WHERE id = '1'";
-    database.execute(sql, [format!("[{card}]")]).unwrap();
+    database.execute(sql, [format!("[{gpu}]")]).unwrap();
     drop(database);
     let reader = Reader::open(state.path()).unwrap();
     assert_eq!(reader.devices().unwrap(), [], "a file of that version has no such table");
-    let with_cards = reader
-        .jobs(&Filter { with_cards: true, states: vec![State::Finished], ..Filter::default() })
-        .unwrap();
+    let with_gpus =
+        reader.jobs(&Filter { with_gpus: true, states: vec![State::Finished], ..Filter::default() }).unwrap();
     drop(reader);
     let writer = Writer::open(state.path()).unwrap();
-    let allocation = writer.allocations(&with_cards[0].key).unwrap().remove(0);
+    let allocation = writer.allocations(&with_gpus[0].key).unwrap().remove(0);
     assert_eq!((allocation.uuid.as_str(), allocation.begin_ns), ("GPU-a", 7));
-    assert_eq!((allocation.end_ns, allocation.held_by.as_str()), (with_cards[0].end_ns, "open"));
+    assert_eq!((allocation.end_ns, allocation.held_by.as_str()), (with_gpus[0].end_ns, "open"));
     assert_eq!(writer.devices().unwrap()[0].name, "NVIDIA H200");
 }
 
 fn opens(version: &str) -> tempfile::TempDir {
     let state = restore(version);
     for round in 0..2 {
-        let (jobs, course) = if round == 0 {
+        let (jobs, series) = if round == 0 {
             let reader = Reader::open(state.path()).unwrap();
             let jobs = reader.jobs(&Filter { with_summaries: true, ..Filter::default() }).unwrap();
-            let course = reader.course(&jobs[1].key).unwrap();
+            let series = reader.series(&jobs[1].key).unwrap();
             assert_eq!(reader.find(None, "1").unwrap().len(), 1);
             assert_eq!(reader.meta("cursor").unwrap(), None);
-            (jobs, course)
+            (jobs, series)
         } else {
             let writer = Writer::open(state.path()).unwrap();
             assert_eq!(writer.moved_aside, None);
             let jobs = writer.jobs(&Filter { with_summaries: true, ..Filter::default() }).unwrap();
-            let course = writer.course(&jobs[1].key).unwrap();
+            let series = writer.series(&jobs[1].key).unwrap();
             assert_eq!(writer.find(None, "1").unwrap().len(), 1);
-            (jobs, course)
+            (jobs, series)
         };
         assert_eq!(jobs.iter().map(|job| job.state).collect::<Vec<_>>(), [State::Running, State::Finished]);
         let ended = &jobs[1];
@@ -274,9 +271,9 @@ fn opens(version: &str) -> tempfile::TempDir {
         assert_eq!(ended.totals.figure(CPU).unwrap().source, "cgroup");
         assert_eq!(ended.summaries.get(CPU).unwrap().p95, Some(1.5));
         assert_eq!(ended.local.as_ref().unwrap().boot_id, "b");
-        assert_eq!(course.len(), 30);
-        assert_eq!(course.columns[CPU][29], 29_000_000);
-        assert_eq!(course.columns[MEMORY_NEEDED][..3], [MISSING, 4096, 8192]);
+        assert_eq!(series.len(), 30);
+        assert_eq!(series.columns[CPU][29], 29_000_000);
+        assert_eq!(series.columns[MEMORY_NEEDED][..3], [MISSING, 4096, 8192]);
     }
     state
 }

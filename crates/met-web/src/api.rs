@@ -28,7 +28,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use met_core::Table;
 use met_core::job::{JobKey, Record};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_host::Host;
 pub use met_insight::scale::System;
 use met_jobs::cgroup_layouts::Layout;
@@ -202,8 +202,8 @@ impl<'a> Visible<'a> {
         self.query.jobs(self.viewer, filter).map_err(|error| Problem::failed(&error))
     }
 
-    pub(crate) fn course(&self, key: &JobKey, after_ms: i64) -> Result<Course, Problem> {
-        self.query.course(self.viewer, key, after_ms).map_err(|error| Problem::failed(&error))
+    pub(crate) fn series(&self, key: &JobKey, after_ms: i64) -> Result<Series, Problem> {
+        self.query.series(self.viewer, key, after_ms).map_err(|error| Problem::failed(&error))
     }
 
     pub(crate) fn job_series(
@@ -212,13 +212,13 @@ impl<'a> Visible<'a> {
         table: &'static Table,
         part: &str,
         after_ms: i64,
-    ) -> Result<Course, Problem> {
+    ) -> Result<Series, Problem> {
         let series = self.query.job_series(self.viewer, key, table, part, after_ms);
         series.map_err(|error| Problem::failed(&error))
     }
 
-    pub(crate) fn card_course(&self, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course, Problem> {
-        self.query.card_course(self.viewer, key, uuid, after_ms).map_err(|error| Problem::failed(&error))
+    pub(crate) fn gpu_series(&self, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Series, Problem> {
+        self.query.gpu_series(self.viewer, key, uuid, after_ms).map_err(|error| Problem::failed(&error))
     }
 
     /// Who uses the machine that answers, as far as the viewer may know.

@@ -60,19 +60,19 @@ impl Query for Jobs {
         Ok(Page { jobs: self.jobs.iter().filter(is_meant).cloned().collect(), next: None })
     }
 
-    fn course(&self, _: &Viewer, _: &JobKey, after_ms: i64) -> anyhow::Result<Course> {
-        let mut course = Course::new(&JOB);
-        course.times_ms = vec![1_000, 2_000];
-        course.columns.iter_mut().for_each(|cells| cells.resize(2, met_core::MISSING));
-        course.columns[met_core::job_table::CPU] = vec![5_000_000_000, met_core::MISSING];
+    fn series(&self, _: &Viewer, _: &JobKey, after_ms: i64) -> anyhow::Result<Series> {
+        let mut series = Series::new(&JOB);
+        series.times_ms = vec![1_000, 2_000];
+        series.columns.iter_mut().for_each(|cells| cells.resize(2, met_core::MISSING));
+        series.columns[met_core::job_table::CPU] = vec![5_000_000_000, met_core::MISSING];
         if after_ms >= 2_000 {
-            return Ok(Course::new(&JOB));
+            return Ok(Series::new(&JOB));
         }
-        Ok(course)
+        Ok(series)
     }
 
-    fn card_course(&self, viewer: &Viewer, key: &JobKey, _: &str, after_ms: i64) -> anyhow::Result<Course> {
-        self.course(viewer, key, after_ms)
+    fn gpu_series(&self, viewer: &Viewer, key: &JobKey, _: &str, after_ms: i64) -> anyhow::Result<Series> {
+        self.series(viewer, key, after_ms)
     }
 
     fn node_parts(&self, _: i64) -> anyhow::Result<Option<Vec<NodePart>>> {
@@ -80,9 +80,9 @@ impl Query for Jobs {
         Ok(Some((0..100).map(part).collect()))
     }
 
-    fn node_course(&self, table: &'static Table, _: &str, _: i64) -> anyhow::Result<Option<Course>> {
+    fn node_part_series(&self, table: &'static Table, _: &str, _: i64) -> anyhow::Result<Option<Series>> {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(Course::new(table)))
+        Ok(Some(Series::new(table)))
     }
 
     fn nodes(&self, _: &Viewer) -> anyhow::Result<Vec<NodeStatus>> {

@@ -54,12 +54,12 @@ impl Query for Gated {
         self.jobs.find(viewer, job, after)
     }
 
-    fn course(&self, _: &Viewer, _: &JobKey, _: i64) -> anyhow::Result<Course> {
-        Ok(Course::new(&JOB))
+    fn series(&self, _: &Viewer, _: &JobKey, _: i64) -> anyhow::Result<Series> {
+        Ok(Series::new(&JOB))
     }
 
-    fn card_course(&self, viewer: &Viewer, key: &JobKey, _: &str, after_ms: i64) -> anyhow::Result<Course> {
-        self.course(viewer, key, after_ms)
+    fn gpu_series(&self, viewer: &Viewer, key: &JobKey, _: &str, after_ms: i64) -> anyhow::Result<Series> {
+        self.series(viewer, key, after_ms)
     }
 
     fn nodes(&self, viewer: &Viewer) -> anyhow::Result<Vec<NodeStatus>> {

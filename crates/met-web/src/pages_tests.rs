@@ -1,13 +1,13 @@
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
 use met_core::annotation::{Annotation, AnnotationChange};
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::job::{GpuUse, JobKey, Record, State};
 use met_core::job_processes::JobProcess;
 use met_core::job_table as column;
 use met_core::listing::Cursor;
 use met_core::sample;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_query::annotate::Annotates;
 use met_query::jobs::{JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;
@@ -51,13 +51,13 @@ impl Query for Jobs {
         Ok(Page { jobs: self.0.iter().filter(is_meant).cloned().collect(), next: None })
     }
 
-    fn course(&self, _: &Viewer, _: &JobKey, after_ms: i64) -> anyhow::Result<Course> {
-        let course = sample::course();
-        Ok(if after_ms < course.times_ms[0] { course } else { Course::new(&met_core::JOB) })
+    fn series(&self, _: &Viewer, _: &JobKey, after_ms: i64) -> anyhow::Result<Series> {
+        let series = sample::series();
+        Ok(if after_ms < series.times_ms[0] { series } else { Series::new(&met_core::JOB) })
     }
 
-    fn card_course(&self, _: &Viewer, _: &JobKey, _: &str, _: i64) -> anyhow::Result<Course> {
-        Ok(Course::new(&card::TABLE))
+    fn gpu_series(&self, _: &Viewer, _: &JobKey, _: &str, _: i64) -> anyhow::Result<Series> {
+        Ok(Series::new(&device::TABLE))
     }
 
     fn nodes(&self, _: &Viewer) -> anyhow::Result<Vec<NodeStatus>> {
@@ -254,7 +254,7 @@ fn foreign_text_is_shown_harmless_on_every_page() {
 fn a_file_holds_its_style_and_script_and_loads_nothing() {
     let record = &hostile_jobs()[5];
     let (charts, span) = charts_of(record, sample::NOW_NS, |table, _| {
-        Ok(if table.name == met_core::JOB.name { sample::course() } else { Course::new(table) })
+        Ok(if table.name == met_core::JOB.name { sample::series() } else { Series::new(table) })
     })
     .unwrap();
     assert!(!charts.is_empty());

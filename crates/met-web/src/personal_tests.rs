@@ -2,7 +2,7 @@ use axum::body::to_bytes;
 use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::job::JobKey;
 use met_core::listing::Cursor;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_query::annotate::Annotates;
 use met_query::jobs::{JobRef, JobsFilter};
 use met_query::protocol::NodeStatus;
@@ -22,12 +22,12 @@ impl Query for Nothing {
         Ok(nothing().0)
     }
 
-    fn course(&self, _: &Viewer, _: &JobKey, _: i64) -> anyhow::Result<Course> {
-        Ok(Course::new(&met_core::JOB))
+    fn series(&self, _: &Viewer, _: &JobKey, _: i64) -> anyhow::Result<Series> {
+        Ok(Series::new(&met_core::JOB))
     }
 
-    fn card_course(&self, _: &Viewer, _: &JobKey, _: &str, _: i64) -> anyhow::Result<Course> {
-        Ok(Course::new(&met_core::gpu::card::TABLE))
+    fn gpu_series(&self, _: &Viewer, _: &JobKey, _: &str, _: i64) -> anyhow::Result<Series> {
+        Ok(Series::new(&met_core::gpu::device::TABLE))
     }
 
     fn nodes(&self, _: &Viewer) -> anyhow::Result<Vec<NodeStatus>> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use met_core::job::Record;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, Table, gpu};
 use met_insight::answers::GPUS_MAX;
 use met_query::query::Query;
@@ -21,7 +21,7 @@ const JOB_SAMPLES_KEPT: usize = 20_000;
 /// The least period of samples, for what is a gap.
 pub(crate) const SAMPLED_EVERY: Duration = Duration::from_secs(1);
 
-pub(crate) type Parts = BTreeMap<NodePart, Course>;
+pub(crate) type Parts = BTreeMap<NodePart, Series>;
 
 /// All samples within a time, and one after it. More than twice `keep` are thinned to as many, which preserves means and
 /// peaks.
@@ -29,9 +29,9 @@ pub(crate) fn whole<E>(
     table: &'static Table,
     (begin_ms, end_ms): (i64, i64),
     keep: usize,
-    page: impl Fn(i64) -> Result<Course, E>,
-) -> Result<Course, E> {
-    let mut all = Course::new(table);
+    page: impl Fn(i64) -> Result<Series, E>,
+) -> Result<Series, E> {
+    let mut all = Series::new(table);
     let mut after_ms = begin_ms.saturating_sub(1);
     loop {
         let mut more = page(after_ms)?;
@@ -50,12 +50,12 @@ pub(crate) fn whole<E>(
     }
 }
 
-fn grown(mut all: Course, more: &Course, keep: usize) -> Course {
+fn grown(mut all: Series, more: &Series, keep: usize) -> Series {
     all.append(more);
     thinned(all, keep)
 }
 
-fn thinned(all: Course, keep: usize) -> Course {
+fn thinned(all: Series, keep: usize) -> Series {
     if all.len() > keep.saturating_mul(2) { all.at_most(keep) } else { all }
 }
 
@@ -66,15 +66,15 @@ pub(crate) fn of_job(
     table: &'static Table,
     part: &str,
     window_ms: (i64, i64),
-) -> anyhow::Result<Course> {
+) -> anyhow::Result<Series> {
     let (query, viewer, key) = (visible.query, visible.viewer, &record.key);
-    let is_card = table.name == gpu::card::TABLE.name;
+    let is_gpu = table.name == gpu::device::TABLE.name;
     // All GPUs together are held.
-    let of_cards = JOB_SAMPLES_KEPT / record.gpus.len().clamp(1, GPUS_MAX);
-    let kept = if is_card { of_cards } else { JOB_SAMPLES_KEPT };
+    let of_gpus = JOB_SAMPLES_KEPT / record.gpus.len().clamp(1, GPUS_MAX);
+    let kept = if is_gpu { of_gpus } else { JOB_SAMPLES_KEPT };
     whole(table, window_ms, kept, |after_ms| match table.name {
-        name if name == JOB.name && part.is_empty() => query.course(viewer, key, after_ms),
-        _ if is_card => query.card_course(viewer, key, part, after_ms),
+        name if name == JOB.name && part.is_empty() => query.series(viewer, key, after_ms),
+        _ if is_gpu => query.gpu_series(viewer, key, part, after_ms),
         _ => query.job_series(viewer, key, table, part, after_ms),
     })
 }
@@ -94,14 +94,14 @@ pub(crate) fn of_node(
     let (begin_ms, end_ms) = window_ms;
     let mut parts = Parts::new();
     let mut after_ms = begin_ms.saturating_sub(1);
-    while let Some(span) = query.node_courses(node, after_ms).map_err(|error| Problem::failed(&error))? {
-        for (part, course) in span.courses {
+    while let Some(span) = query.node_series(node, after_ms).map_err(|error| Problem::failed(&error))? {
+        for (part, series) in span.all_series {
             let before = match parts.remove(&part) {
                 Some(before) => before,
-                None if is_wanted(&part, course.table)? => Course::new(course.table),
+                None if is_wanted(&part, series.table)? => Series::new(series.table),
                 None => continue,
             };
-            parts.insert(part, grown(before, &course, keep));
+            parts.insert(part, grown(before, &series, keep));
         }
         match span.until_ms {
             Some(until_ms) if until_ms > after_ms && until_ms < end_ms => after_ms = until_ms,
@@ -126,11 +126,11 @@ pub(crate) fn own(
         let Some(table) = met_sources::table(&part.table) else { continue };
         if is_wanted(&part, table)? {
             let page = |after_ms| {
-                let course = query.node_course(table, &part.part, after_ms).map_err(failed)?;
-                Ok(course.unwrap_or_else(|| Course::new(table)))
+                let series = query.node_part_series(table, &part.part, after_ms).map_err(failed)?;
+                Ok(series.unwrap_or_else(|| Series::new(table)))
             };
-            let course = whole(table, window_ms, keep, page)?;
-            parts.insert(part, course);
+            let series = whole(table, window_ms, keep, page)?;
+            parts.insert(part, series);
         }
     }
     Ok(Some(parts))
@@ -150,24 +150,24 @@ mod tests {
     const PAGE: i64 = 5_000;
 
     /// A page of a job that is sampled every second for a week.
-    fn week(after_ms: i64) -> Course {
-        let mut course = Course::new(&JOB);
+    fn week(after_ms: i64) -> Series {
+        let mut series = Series::new(&JOB);
         let first = after_ms.max(-1).div_euclid(1000) + 1;
         for second in (first..604_800).take(PAGE as usize) {
             let mut cells = vec![MISSING; JOB.columns.len()];
             (cells[CPU], cells[MEMORY_NEEDED]) = (second * 2_000_000_000, second);
-            course.push(second * 1000, &cells);
+            series.push(second * 1000, &cells);
         }
-        course
+        series
     }
 
     #[test]
     fn a_week_of_seconds_is_held_thinned_and_to_its_end() {
-        let course =
+        let series =
             whole(&JOB, (i64::MIN, i64::MAX), 2_000, |after_ms| Ok::<_, Infallible>(week(after_ms))).unwrap();
-        assert!(course.len() <= 4_000 + PAGE as usize, "{}", course.len());
-        assert_eq!(course.times_ms.last(), Some(&604_799_000));
-        let bins = resample::bins(&course, CPU, 7, 25_000);
+        assert!(series.len() <= 4_000 + PAGE as usize, "{}", series.len());
+        assert_eq!(series.times_ms.last(), Some(&604_799_000));
+        let bins = resample::bins(&series, CPU, 7, 25_000);
         assert!(
             bins.iter().all(|bin| bin.is_some_and(|bin| (bin.mean / 2e9 - 1.0).abs() < 0.01)),
             "{bins:?}"
@@ -181,8 +181,8 @@ mod tests {
             pages.set(pages.get() + 1);
             Ok::<_, Infallible>(week(after_ms))
         };
-        let course = whole(&JOB, (600_000_000, 600_010_000), 2_000, page).unwrap();
-        assert_eq!((course.times_ms[0], course.times_ms.last().copied()), (600_000_000, Some(600_010_000)));
+        let series = whole(&JOB, (600_000_000, 600_010_000), 2_000, page).unwrap();
+        assert_eq!((series.times_ms[0], series.times_ms.last().copied()), (600_000_000, Some(600_010_000)));
         assert_eq!(pages.get(), 1);
     }
 }

@@ -110,7 +110,7 @@ pub struct Page {
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
     Job(JobKey),
-    /// A card by its uuid.
+    /// A GPU by its uuid.
     Device(String),
     /// A part of the node: a disk, a zone; empty where there is one of its kind.
     Node(String),

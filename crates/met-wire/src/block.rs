@@ -14,7 +14,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use met_core::series::{Columns, Course, SPREAD_NAMES, Spreads};
+use met_core::series::{Columns, SPREAD_NAMES, Series, Spreads};
 use met_core::{MISSING, Table};
 
 use crate::bits::{Input, put_varint};
@@ -30,16 +30,16 @@ const SPREAD_SIGN: char = ':';
 const VERSION: u8 = 1;
 
 /// Adds the samples `range` of `course`, at most [`BLOCK_SAMPLES_MAX`], as one block to `out`.
-pub fn encode(course: &Course, range: Range<usize>, out: &mut Vec<u8>) {
+pub fn encode(series: &Series, range: Range<usize>, out: &mut Vec<u8>) {
     debug_assert!(range.len() <= BLOCK_SAMPLES_MAX);
     let begin = out.len();
     out.push(VERSION);
     put_varint(out, range.len() as u64);
-    encode_values(&course.times_ms[range.clone()], out);
+    encode_values(&series.times_ms[range.clone()], out);
 
     let mut masks: Vec<Mask> = Vec::new();
     let mut present = Vec::new();
-    each_column(course, |name, cells| {
+    each_column(series, |name, cells| {
         let cells = &cells[range.clone()];
         if cells.iter().all(|&cell| cell == MISSING) {
             return;
@@ -69,13 +69,13 @@ pub fn encode(course: &Course, range: Range<usize>, out: &mut Vec<u8>) {
     out.extend_from_slice(&sum.to_le_bytes());
 }
 
-/// The columns of a course, and those of its spreads.
-fn each_column<'c>(course: &'c Course, mut each: impl FnMut(Cow<'static, str>, &'c [i64])) {
-    for (column, cells) in course.table.columns.iter().zip(&course.columns) {
+/// The columns of a series, and those of its spreads.
+fn each_column<'c>(series: &'c Series, mut each: impl FnMut(Cow<'static, str>, &'c [i64])) {
+    for (column, cells) in series.table.columns.iter().zip(&series.columns) {
         each(Cow::Borrowed(column.name), cells);
     }
-    for (which, all) in SPREAD_NAMES.iter().zip(course.spreads.iter().flat_map(|spreads| &spreads.cells)) {
-        for (column, cells) in course.table.columns.iter().zip(all) {
+    for (which, all) in SPREAD_NAMES.iter().zip(series.spreads.iter().flat_map(|spreads| &spreads.cells)) {
+        for (column, cells) in series.table.columns.iter().zip(all) {
             each(Cow::Owned(format!("{}{SPREAD_SIGN}{which}", column.name)), cells);
         }
     }
@@ -92,10 +92,10 @@ fn meant(table: &Table, name: &[u8]) -> Option<(usize, Option<usize>)> {
 }
 
 /// The cells of that.
-fn cells_of(course: &mut Course, column: usize, which: Option<usize>) -> Option<&mut Vec<i64>> {
-    let Some(which) = which else { return course.columns.get_mut(column) };
-    let table = course.table;
-    let spreads = course.spreads.get_or_insert_with(|| Box::new(Spreads::new(table)));
+fn cells_of(series: &mut Series, column: usize, which: Option<usize>) -> Option<&mut Vec<i64>> {
+    let Some(which) = which else { return series.columns.get_mut(column) };
+    let table = series.table;
+    let spreads = series.spreads.get_or_insert_with(|| Box::new(Spreads::new(table)));
     spreads.cells[which].get_mut(column)
 }
 
@@ -125,23 +125,23 @@ fn body_of(bytes: &[u8]) -> Result<&[u8], Damaged> {
 
 /// Reads one block of `table`. A column that the table does not have came from another version of it and
 /// is passed over.
-pub fn decode(bytes: &[u8], table: &'static Table) -> Result<Course, Damaged> {
+pub fn decode(bytes: &[u8], table: &'static Table) -> Result<Series, Damaged> {
     let mut unpacker = Unpacker::new(table);
     unpacker.push(bytes)?;
     Ok(unpacker.finish())
 }
 
 /// As [`decode`], to replace the block: `None` if a column of it is of another version, and would be lost.
-pub fn decode_known(bytes: &[u8], table: &'static Table) -> Result<Option<Course>, Damaged> {
+pub fn decode_known(bytes: &[u8], table: &'static Table) -> Result<Option<Series>, Damaged> {
     let mut unpacker = Unpacker::new(table);
     let is_all = unpacker.push(bytes)?;
     Ok(is_all.then(|| unpacker.finish()))
 }
 
-/// Blocks of a series, in order, become one course. Columns that no block has are written once, at the end.
+/// Blocks of a series, in order, become one series. Columns that no block has are written once, at the end.
 pub struct Unpacker {
     /// Its columns may be shorter than its times: what follows is missing.
-    course: Course,
+    series: Series,
     wanted: Columns,
     times_ms: Vec<i64>,
     known: Vec<i64>,
@@ -156,20 +156,20 @@ impl Unpacker {
     /// Only these columns become more than empty. Which times samples were removed from is known from all.
     pub fn only(table: &'static Table, wanted: Columns) -> Unpacker {
         let (times_ms, known, cells) = Default::default();
-        Unpacker { course: Course::new(table), wanted, times_ms, known, cells }
+        Unpacker { series: Series::new(table), wanted, times_ms, known, cells }
     }
 
     /// Adds the samples of a block that are later than those before. Returns whether the table has all its columns.
     /// Nothing is added of a block that is damaged.
     pub fn push(&mut self, bytes: &[u8]) -> Result<bool, Damaged> {
         let body = body_of(bytes)?;
-        let count = self.course.len();
+        let count = self.series.len();
         let added = self.add(body);
         if added.is_err() {
-            self.course.times_ms.truncate(count);
+            self.series.times_ms.truncate(count);
             let spreads =
-                self.course.spreads.iter_mut().flat_map(|spreads| spreads.cells.iter_mut().flatten());
-            self.course.columns.iter_mut().chain(spreads).for_each(|cells| cells.truncate(count));
+                self.series.spreads.iter_mut().flat_map(|spreads| spreads.cells.iter_mut().flatten());
+            self.series.columns.iter_mut().chain(spreads).for_each(|cells| cells.truncate(count));
         }
         added
     }
@@ -184,8 +184,8 @@ impl Unpacker {
         let mask_count = bounded(input.varint()?, COLUMNS_MAX)?;
         let masks: Vec<Mask> =
             (0..mask_count).map(|_| Mask::decode(&mut input, count)).collect::<Result<_, _>>()?;
-        let before = self.course.len();
-        let last_ms = self.course.times_ms.last().copied();
+        let before = self.series.len();
+        let last_ms = self.series.times_ms.last().copied();
         let skip = last_ms.map_or(0, |last_ms| self.times_ms.partition_point(|&time| time <= last_ms));
         let mut is_all = true;
         for _ in 0..bounded(input.varint()?, COLUMNS_MAX)? {
@@ -194,14 +194,14 @@ impl Unpacker {
             let number = bounded(input.varint()?, mask_count as u64)?;
             let length = bounded(input.varint()?, body.len() as u64)?;
             let mut values = Input::new(input.take(length)?);
-            let Some((column, which)) = meant(self.course.table, name) else {
+            let Some((column, which)) = meant(self.series.table, name) else {
                 is_all = false;
                 continue;
             };
             if which.is_none() && !self.wanted.has(column) {
                 continue;
             }
-            let Some(column) = cells_of(&mut self.course, column, which) else { continue };
+            let Some(column) = cells_of(&mut self.series, column, which) else { continue };
             self.cells.clear();
             match number.checked_sub(1).and_then(|index| masks.get(index)) {
                 None => decode_values(&mut values, count, &mut self.cells)?,
@@ -214,22 +214,22 @@ impl Unpacker {
             column.resize(before, MISSING);
             column.extend_from_slice(self.cells.get(skip..).unwrap_or_default());
         }
-        self.course.times_ms.extend_from_slice(self.times_ms.get(skip..).unwrap_or_default());
+        self.series.times_ms.extend_from_slice(self.times_ms.get(skip..).unwrap_or_default());
         Ok(is_all)
     }
 
-    pub fn finish(self) -> Course {
-        let mut course = self.course;
-        let count = course.len();
-        for (column, cells) in course.columns.iter_mut().enumerate() {
+    pub fn finish(self) -> Series {
+        let mut series = self.series;
+        let count = series.len();
+        for (column, cells) in series.columns.iter_mut().enumerate() {
             if self.wanted.has(column) {
                 cells.resize(count, MISSING);
             }
         }
-        if let Some(spreads) = &mut course.spreads {
+        if let Some(spreads) = &mut series.spreads {
             spreads.resize(count);
         }
-        course
+        series
     }
 }
 
@@ -239,11 +239,11 @@ impl Unpacker {
 pub fn fuzz(body: &[u8], table: &'static Table) {
     let _ = decode(body, table);
     let sealed = [body, &check_sum(body).to_le_bytes()].concat();
-    let Ok(course) = decode(&sealed, table) else { return };
+    let Ok(series) = decode(&sealed, table) else { return };
     let mut again = Vec::new();
-    encode(&course, 0..course.len(), &mut again);
+    encode(&series, 0..series.len(), &mut again);
     let read = decode(&again, table).expect("what was just written is whole");
-    assert_eq!((&read.times_ms, &read.columns), (&course.times_ms, &course.columns));
+    assert_eq!((&read.times_ms, &read.columns), (&series.times_ms, &series.columns));
 }
 
 fn bounded(value: u64, max: u64) -> Result<usize, Damaged> {
@@ -268,26 +268,26 @@ mod tests {
     use met_core::job_table::{CPU, MEMORY_NEEDED, OOM_KILLS};
     use proptest::prelude::*;
 
-    fn course(samples: &[(i64, i64, i64)]) -> Course {
-        let mut course = Course::new(&JOB);
+    fn series(samples: &[(i64, i64, i64)]) -> Series {
+        let mut series = Series::new(&JOB);
         for &(time_ms, cpu, memory) in samples {
             let mut cells = vec![MISSING; JOB.columns.len()];
             (cells[CPU], cells[MEMORY_NEEDED], cells[OOM_KILLS]) = (cpu, memory, 0);
-            course.push(time_ms, &cells);
+            series.push(time_ms, &cells);
         }
-        course
+        series
     }
 
-    fn same(left: &Course, right: &Course) -> bool {
+    fn same(left: &Series, right: &Series) -> bool {
         left.times_ms == right.times_ms && left.columns == right.columns
     }
 
     #[test]
-    fn a_block_of_part_of_a_course_comes_back() {
-        let whole = course(&[(1, 5, MISSING), (2, 6, 4096), (3, MISSING, 8192), (9, 7, 8192)]);
+    fn a_block_of_part_of_a_series_comes_back() {
+        let whole = series(&[(1, 5, MISSING), (2, 6, 4096), (3, MISSING, 8192), (9, 7, 8192)]);
         let mut bytes = Vec::new();
         encode(&whole, 1..4, &mut bytes);
-        let part = course(&[(2, 6, 4096), (3, MISSING, 8192), (9, 7, 8192)]);
+        let part = series(&[(2, 6, 4096), (3, MISSING, 8192), (9, 7, 8192)]);
         assert!(same(&decode(&bytes, &JOB).unwrap(), &part));
     }
 
@@ -295,7 +295,7 @@ mod tests {
     fn what_thinning_left_comes_back_and_others_pass_over_it() {
         let samples: Vec<_> = (0..300).map(|second| (second * 1000, second * second, second % 60)).collect();
         let mut thinner = met_core::series::Thinner::new(&JOB, 60_000);
-        thinner.push(&course(&samples));
+        thinner.push(&series(&samples));
         let thinned = thinner.finish();
         let mut bytes = Vec::new();
         encode(&thinned, 0..thinned.len(), &mut bytes);
@@ -308,17 +308,17 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_overlap_or_lack_columns_become_one_course() {
+    fn blocks_that_overlap_or_lack_columns_become_one_series() {
         let pieces = [
-            course(&[(1, 5, MISSING), (2, 6, MISSING)]),
-            course(&[(2, 6, 4096), (3, MISSING, 8192), (9, 7, 8192)]),
-            course(&[(9, 7, 1), (10, MISSING, MISSING)]),
+            series(&[(1, 5, MISSING), (2, 6, MISSING)]),
+            series(&[(2, 6, 4096), (3, MISSING, 8192), (9, 7, 8192)]),
+            series(&[(9, 7, 1), (10, MISSING, MISSING)]),
         ];
         let mut thinner = met_core::series::Thinner::new(&JOB, 60_000);
-        thinner.push(&course(&(1..300).map(|second| (second * 1000, second, second)).collect::<Vec<_>>()));
+        thinner.push(&series(&(1..300).map(|second| (second * 1000, second, second)).collect::<Vec<_>>()));
         let thinned = thinner.finish();
-        let (mut unpacker, mut expected) = (Unpacker::new(&JOB), Course::new(&JOB));
-        for piece in pieces.iter().chain([&thinned, &course(&[(300_000, 1, 1)])]) {
+        let (mut unpacker, mut expected) = (Unpacker::new(&JOB), Series::new(&JOB));
+        for piece in pieces.iter().chain([&thinned, &series(&[(300_000, 1, 1)])]) {
             let mut bytes = Vec::new();
             encode(piece, 0..piece.len(), &mut bytes);
             assert!(unpacker.push(&bytes).unwrap());
@@ -338,8 +338,8 @@ mod tests {
     fn columns_that_are_not_wanted_stay_empty_and_the_others_are_the_same() {
         let samples: Vec<_> = (1..300).map(|second| (second * 1000, second * 7, second % 9)).collect();
         let mut thinner = met_core::series::Thinner::new(&JOB, 60_000);
-        thinner.push(&course(&samples));
-        let later = course(&[(400_000, 5000, MISSING), (401_000, MISSING, 4)]);
+        thinner.push(&series(&samples));
+        let later = series(&[(400_000, 5000, MISSING), (401_000, MISSING, 4)]);
         let (mut all, mut some) = (Unpacker::new(&JOB), Unpacker::only(&JOB, Columns::of(&[CPU])));
         for piece in [&thinner.finish(), &later] {
             let mut bytes = Vec::new();
@@ -353,11 +353,11 @@ mod tests {
     }
 
     #[test]
-    fn a_regular_course_takes_little() {
+    fn a_regular_series_takes_little() {
         let samples: Vec<_> =
             (0..1441).map(|i| (1_700_000_000_000 + i * 10_000, i * 10_000_000, 5 << 20)).collect();
         let mut bytes = Vec::new();
-        encode(&course(&samples), 0..1441, &mut bytes);
+        encode(&series(&samples), 0..1441, &mut bytes);
         assert!(bytes.len() < 120, "{} bytes", bytes.len());
     }
 
@@ -366,7 +366,7 @@ mod tests {
         static COLUMNS: &[met_core::Column] = &[JOB.columns[MEMORY_NEEDED]];
         static SMALL: Table = Table { name: "job", subject: "", labels: &[], columns: COLUMNS };
         let mut bytes = Vec::new();
-        encode(&course(&[(1, 5, 4096), (2, 6, 8192)]), 0..2, &mut bytes);
+        encode(&series(&[(1, 5, 4096), (2, 6, 8192)]), 0..2, &mut bytes);
         assert_eq!(decode(&bytes, &SMALL).unwrap().columns, [[4096, 8192]]);
         assert!(decode_known(&bytes, &SMALL).unwrap().is_none(), "who replaces it is not to lose a column");
         assert!(decode_known(&bytes, &JOB).unwrap().is_some());
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn a_flipped_bit_is_noticed() {
         let mut bytes = Vec::new();
-        encode(&course(&[(1, 5, 4096), (2, 6, 8192)]), 0..2, &mut bytes);
+        encode(&series(&[(1, 5, 4096), (2, 6, 8192)]), 0..2, &mut bytes);
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
@@ -385,31 +385,31 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_course_comes_back(samples in prop::collection::vec((any::<i64>(), cell(), cell()), 1..300)) {
-            let course = course(&samples);
+        fn any_series_comes_back(samples in prop::collection::vec((any::<i64>(), cell(), cell()), 1..300)) {
+            let series = series(&samples);
             let mut bytes = Vec::new();
-            encode(&course, 0..course.len(), &mut bytes);
-            prop_assert!(same(&decode(&bytes, &JOB).unwrap(), &course));
+            encode(&series, 0..series.len(), &mut bytes);
+            prop_assert!(same(&decode(&bytes, &JOB).unwrap(), &series));
         }
 
         #[test]
-        fn any_pieces_of_a_course_come_back(
+        fn any_pieces_of_a_series_come_back(
             samples in prop::collection::vec((cell(), cell()), 2..200),
             mut cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
         ) {
             let samples: Vec<_> =
                 samples.into_iter().zip(0..).map(|((cpu, memory), time)| (time, cpu, memory)).collect();
-            let course = course(&samples);
-            let mut cuts: Vec<usize> = cuts.drain(..).map(|cut| cut.index(course.len())).collect();
-            cuts.extend([0, course.len()]);
+            let series = series(&samples);
+            let mut cuts: Vec<usize> = cuts.drain(..).map(|cut| cut.index(series.len())).collect();
+            cuts.extend([0, series.len()]);
             cuts.sort_unstable();
             let mut unpacker = Unpacker::new(&JOB);
             for pair in cuts.windows(2).filter(|pair| pair[0] < pair[1]) {
                 let mut bytes = Vec::new();
-                encode(&course, pair[0]..pair[1], &mut bytes);
+                encode(&series, pair[0]..pair[1], &mut bytes);
                 prop_assert!(unpacker.push(&bytes).is_ok());
             }
-            prop_assert!(same(&unpacker.finish(), &course));
+            prop_assert!(same(&unpacker.finish(), &series));
         }
 
         #[test]
@@ -426,9 +426,9 @@ mod tests {
             samples in prop::collection::vec((any::<i64>(), cell(), 0..9_i64), 1..100),
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         ) {
-            let course = course(&samples);
+            let series = series(&samples);
             let mut bytes = Vec::new();
-            encode(&course, 0..course.len(), &mut bytes);
+            encode(&series, 0..series.len(), &mut bytes);
             bytes.truncate(bytes.len() - 4);
             for (at, byte) in changes {
                 let at = at.index(bytes.len());

@@ -7,7 +7,7 @@
 //! Sample       { double value = 1; int64 timestamp = 2; }   // unix milliseconds
 //! ```
 //! Four messages that have not changed in years and never will: fewer lines than a library for them needs to
-//! describe them, and the cells of a course go straight into the buffer.
+//! describe them, and the cells of a series go straight into the buffer.
 
 use crate::protobuf::{BYTES, FIXED_64, VARINT, put_text, put_varint, tag, text_len, varint_len};
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use anyhow::Result;
-use met_agent::patience::patiently;
+use met_agent::timeout::patiently;
 
 use crate::view::Style;
 use met_config::Failure;
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_told_with_what_was_written_and_what_to_do() {
+    fn a_full_disk_is_reported_with_what_was_written_and_what_to_do() {
         let words = explained(ErrorKind::StorageFull.into()).to_string();
         assert!(words.starts_with("cannot write to standard output"), "{words}");
         assert!(words.ends_with("no storage space; free space there or write elsewhere"), "{words}");

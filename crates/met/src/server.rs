@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use met_host::Address;
 use met_server::cluster::api::{self, Api};
 use met_server::cluster::people::People;
-use met_server::cluster::{ClusterView, Incompatible, Keeper, Plan};
+use met_server::cluster::{ClusterView, ClusterWriter, Incompatible, Plan};
 use met_server::colmet;
 use met_server::metrics_page;
 use met_server::status_file::{ServerStatus, StatusFile};
@@ -23,7 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 
 use met_agent::daemon::scheduler_answers;
-use met_agent::daemon::schedulers::{Asker, Schedulers};
+use met_agent::daemon::schedulers::{SchedulerClient, Schedulers};
 use met_agent::supervise::Signals;
 use met_config::Config;
 use met_config::Failure;
@@ -82,7 +82,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
     let _only = only_one(&state)?;
     let signals = Signals::block().context("the server cannot listen for signals")?;
     let backends = setting.config.store.backends().map_err(|error| Failure::usage(error.to_string()))?;
-    let keeper = Keeper::start(Plan {
+    let cluster_writer = ClusterWriter::start(Plan {
         state: state.clone(),
         backends: backends.clone(),
         retention: jobs::retention(&setting.config.storage),
@@ -94,7 +94,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
         hub: Arc::default(),
     })
     .map_err(|error| Failure::usage(error.to_string()))?;
-    let (latest, incompatible) = (keeper.latest().clone(), Incompatible::default());
+    let (latest, incompatible) = (cluster_writer.latest().clone(), Incompatible::default());
     let view = ClusterView {
         state: state.clone(),
         backends,
@@ -102,14 +102,14 @@ pub fn serve(setting: &Setting) -> Result<()> {
         incompatible: incompatible.clone(),
         gap_ms: GAP_MS,
         lists: Arc::default(),
-        watching: keeper.watching().clone(),
+        watching: cluster_writer.watching().clone(),
     };
     let lists = Arc::clone(&view.lists);
     let before =
         |manager: &str| view.ask(|store| Ok(scheduler_answers::before(store, manager))).unwrap_or_default();
     let root = rustix::process::getuid().is_root();
     let queried = &setting.config.schedulers;
-    let schedulers = Schedulers::start(&setting.host, queried, Asker::Server { root }, before)?;
+    let schedulers = Schedulers::start(&setting.host, queried, SchedulerClient::Server { root }, before)?;
     let query = Arc::new(view.clone());
     let accounts = accounts::start(&setting.config)?;
     let log = Log::open_for_reading(&state)?;
@@ -117,7 +117,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
     let passwords = Arc::<PasswordFile>::default();
     let logins = logins(setting, &people, &passwords)?;
     let admission: Arc<dyn Admission> = Arc::<Logins>::clone(&logins);
-    let api = Arc::new(Api::new(keeper, people, admission, incompatible, query));
+    let api = Arc::new(Api::new(cluster_writer, people, admission, incompatible, query));
     let received =
         Some(Arc::<colmet::Counts>::default()).filter(|_| !setting.config.colmet.listen.is_empty());
     let pages = metrics_page::Pages::new(view, setting.config.http.contents(), received.clone());
@@ -135,7 +135,7 @@ pub fn serve(setting: &Setting) -> Result<()> {
     server.stop();
     lists.close_files();
     if let Some(api) = Arc::into_inner(api) {
-        api.keeper.stop();
+        api.cluster_writer.stop();
     }
     ended
 }
@@ -239,16 +239,16 @@ fn work(
     mut status: StatusFile,
     received: Option<Arc<colmet::Counts>>,
 ) -> Result<()> {
-    let submit = |work: scheduler_feed::Work| api.keeper.with_writer(work);
+    let submit = |work: scheduler_feed::Work| api.cluster_writer.with_writer(work);
     loop {
         let bell = schedulers.bell().filter(|_| scheduler_feed.is_idle());
         let mut fds = vec![PollFd::new(signals, PollFlags::IN), PollFd::new(&scheduler_feed, PollFlags::IN)];
         fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
         let colmet = received.as_ref().map(|counts| counts.received()).unwrap_or_default();
         status.update(schedulers.status(), colmet);
-        let patience = scheduler_feed.patience().map_or(STATUS_EVERY, |patience| patience.min(STATUS_EVERY));
-        let timeout = Timespec::try_from(patience).ok();
-        if poll(&mut fds, timeout.as_ref()).is_err() {
+        let timeout = scheduler_feed.timeout().map_or(STATUS_EVERY, |timeout| timeout.min(STATUS_EVERY));
+        let timespec = Timespec::try_from(timeout).ok();
+        if poll(&mut fds, timespec.as_ref()).is_err() {
             continue;
         }
         let [signalled, settled, rung] =

@@ -1,18 +1,18 @@
-//! A controller that measures the whole node measures its cards, too: nothing is counted twice.
+//! A controller that measures the whole node measures its GPUs, too: nothing is counted twice.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod fake_card;
+mod fake_gpu;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 
-use fake_card::{CARD, Machine, wait_for};
+use fake_gpu::{GPU, Machine, wait_for};
 use serde_json::Value;
 
-/// A controller that says 500 W, of which the card has 300.
+/// A controller that says 500 W, of which the GPU has 300.
 const CONTROLLER: &str = "sources:\n  rapl: off\n  hwmon: off\n  ipmi: {command: echo 500, every: 1s}\n\
                           energy: {idle_power: 150}\n";
 
@@ -59,13 +59,13 @@ fn lag() {
 }
 
 #[test]
-fn a_controller_that_lags_its_cards_pays_for_them_once() {
+fn a_controller_that_lags_its_gpus_pays_for_them_once() {
     let (port, controller) = (free_port(), tempfile::tempdir().unwrap());
     let watts = controller.path().join("watts");
     let say = |text: &str| std::fs::write(&watts, text).unwrap();
     say("200\n");
     let machine = Machine::with(&played(&watts, port));
-    let idle = CARD.replace("power=300000 util=90", "power=50000 util=0");
+    let idle = GPU.replace("power=300000 util=90", "power=50000 util=0");
     machine.script(&idle);
     let job = machine.run("echo $$ > pid; exec sleep 600");
     let pid = wait_for("the job's process", || {
@@ -76,7 +76,7 @@ fn a_controller_that_lags_its_cards_pays_for_them_once() {
         let node: Value = serde_json::from_str(&machine.met(&["node", "--json"])).unwrap();
         (node["energy"]["meter"] == "IPMI").then_some(())
     });
-    machine.script(&format!("{CARD}process 0 pid={pid} memory=7 sm=90\n"));
+    machine.script(&format!("{GPU}process 0 pid={pid} memory=7 sm=90\n"));
     lag();
     say("450\n");
     lag();
@@ -94,8 +94,8 @@ fn a_controller_that_lags_its_cards_pays_for_them_once() {
         let is_over = record["job"]["state"] != "running";
         (is_over && own_uj > 0 && found.get("jobs") == Some(&own_uj)).then_some((found, record))
     });
-    let (own_uj, card_uj) = (uj(&record, "energy_joules"), uj(&record, "gpu_energy_joules"));
-    assert!(own_uj >= card_uj && card_uj > Some(0), "{record:#}");
+    let (own_uj, gpu_uj) = (uj(&record, "energy_joules"), uj(&record, "gpu_energy_joules"));
+    assert!(own_uj >= gpu_uj && gpu_uj > Some(0), "{record:#}");
     assert_eq!(found["unassigned"], 0, "{found:?}");
     let status: Value = serde_json::from_str(&machine.met(&["daemon", "--status", "--json"])).unwrap();
     let ledger = &status["ledger"];
@@ -105,22 +105,22 @@ fn a_controller_that_lags_its_cards_pays_for_them_once() {
 }
 
 #[test]
-fn a_meter_of_the_node_includes_its_cards() {
+fn a_meter_of_the_node_includes_its_gpus() {
     let machine = Machine::with(CONTROLLER);
-    machine.script(CARD);
+    machine.script(GPU);
     let job = machine.run("echo $$ > pid; exec sleep 600");
     let pid = wait_for("the job's process", || {
         let text = std::fs::read_to_string(machine.folder.path().join("pid")).ok()?;
         Some(text.trim().to_owned()).filter(|pid| !pid.is_empty())
     });
-    machine.script(&format!("{CARD}process 0 pid={pid} memory=7 sm=90\n"));
+    machine.script(&format!("{GPU}process 0 pid={pid} memory=7 sm=90\n"));
     let energy = wait_for("a window in which the card was the job's", || {
         let node: Value = serde_json::from_str(&machine.met(&["node", "--json"])).unwrap();
         let energy = node["energy"].clone();
         let is_it = energy["meter"] == "IPMI" && joules(&energy, "jobs") > 100.0 * seconds(&energy);
         is_it.then_some(energy)
     });
-    // 500 W in all, and not 800: of these 150 are idle, at least 300 the card's, and the rest the system's.
+    // 500 W in all, and not 800: of these 150 are idle, at least 300 the GPU's, and the rest the system's.
     let watts = |name: &str| joules(&energy, name) / seconds(&energy);
     assert!((watts("whole") - 500.0).abs() < 1.0, "{energy}");
     let micro = |name: &str| (joules(&energy, name) * 1e6).round() as i64;
@@ -130,14 +130,14 @@ fn a_meter_of_the_node_includes_its_cards() {
         (record["totals"]["gpu_energy_joules"].as_f64() > Some(0.0)).then_some(record)
     });
     let total = |name: &str| record["totals"][name].as_f64().unwrap_or(0.0);
-    // Energy of cards is a part of the energy of the job.
+    // Energy of GPUs is a part of the energy of the job.
     assert!(record["quality"]["energy_joules"]["source"].as_str().unwrap().contains("IPMI"), "{record:#}");
     let inner = total("energy_cpu_joules") + total("energy_memory_joules") + total("energy_rest_joules");
     assert!(inner <= total("energy_joules"), "{record:#}");
     assert!(total("energy_joules") >= total("gpu_energy_joules"), "{record:#}");
     let shown = machine.met(&["node"]);
-    let card = shown.lines().find(|line| line.contains("GPU 0 Fake")).unwrap_or_default();
-    assert!(card.contains("300 W   by nvidia"), "{shown}");
+    let gpu = shown.lines().find(|line| line.contains("GPU 0 Fake")).unwrap_or_default();
+    assert!(gpu.contains("300 W   by nvidia"), "{shown}");
     machine.met(&["cancel", &job]);
     machine.met(&["daemon", "--stop"]);
 }

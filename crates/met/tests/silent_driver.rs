@@ -2,19 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod fake_card;
+mod fake_gpu;
 
 use std::path::Path;
 
-use fake_card::{CARD, Machine, wait_for};
+use fake_gpu::{GPU, Machine, wait_for};
 
 #[test]
 fn ticks_jobs_and_the_end_of_the_daemon_do_not_wait_for_a_driver() {
     let machine = Machine::with("");
-    machine.script(CARD);
+    machine.script(GPU);
     let first = machine.run("sleep 600");
     wait_for("the card is held", || machine.job(&first)["gpus"][0]["held_seconds"].as_f64());
-    machine.script(&format!("{CARD}delay * 0 3600000\ndelay nvmlShutdown 0 3600000\n"));
+    machine.script(&format!("{GPU}delay * 0 3600000\ndelay nvmlShutdown 0 3600000\n"));
     wait_for("a tick has noticed", || {
         machine.met(&["daemon", "--status"]).contains("the NVIDIA driver does not answer").then_some(())
     });
@@ -33,20 +33,20 @@ fn ticks_jobs_and_the_end_of_the_daemon_do_not_wait_for_a_driver() {
 }
 
 #[test]
-fn met_time_says_why_it_knows_nothing_of_cards_that_were_given() {
+fn met_time_says_why_it_knows_nothing_of_gpus_that_were_given() {
     let machine = Machine::with("");
-    machine.script(&format!("{CARD}error nvmlInit 0 18\n"));
+    machine.script(&format!("{GPU}error nvmlInit 0 18\n"));
     // On a busy machine it takes a while until the library was tried.
     let report = machine.output(&["time", "--", "sleep", "6"]).stderr;
     let report = String::from_utf8(report).unwrap();
     let words = "the job was given GPUs (CUDA_VISIBLE_DEVICES) that cannot be read";
     assert!(report.contains(words) && report.contains("different versions"), "{report}");
-    machine.script(CARD);
+    machine.script(GPU);
     let report = String::from_utf8(machine.output(&["time", "--", "sleep", "1"]).stderr).unwrap();
     assert!(!report.contains("nothing is known"), "{report}");
 }
 
-const TWO_CARDS: &str = "card 0 uuid=GPU-a name=Fake power=300000 util=90 memory=30 total=80 temperature=61\n\
+const TWO_GPUS: &str = "card 0 uuid=GPU-a name=Fake power=300000 util=90 memory=30 total=80 temperature=61\n\
     card 1 uuid=GPU-b name=Fake power=70000 util=0 memory=0 total=80 temperature=30\n";
 
 fn energy_joules(machine: &Machine, job: &str) -> Option<f64> {
@@ -54,9 +54,9 @@ fn energy_joules(machine: &Machine, job: &str) -> Option<f64> {
 }
 
 #[test]
-fn doctor_calls_cards_of_which_one_is_lost_less_and_not_missing() {
+fn doctor_calls_gpus_of_which_one_is_lost_less_and_not_missing() {
     let machine = Machine::with("");
-    machine.script(&format!("{TWO_CARDS}error * 1 15\n"));
+    machine.script(&format!("{TWO_GPUS}error * 1 15\n"));
     let doctor = machine.met(&["doctor"]);
     let at = doctor.lines().position(|line| line.contains(" nvidia ")).unwrap();
     let lines: Vec<&str> = doctor.lines().skip(at).take(2).collect();
@@ -65,10 +65,10 @@ fn doctor_calls_cards_of_which_one_is_lost_less_and_not_missing() {
 }
 
 #[test]
-fn a_card_that_hangs_under_a_daemon_that_asks_it_itself_costs_a_gap_and_no_total() {
+fn a_gpu_that_hangs_under_a_daemon_that_asks_it_itself_costs_a_gap_and_no_total() {
     let machine = Machine::with("storage: {interval: 500ms}\n");
-    machine.script(TWO_CARDS);
-    // It needs some memory, and no more of it when the card hangs.
+    machine.script(TWO_GPUS);
+    // It needs some memory, and no more of it when the GPU hangs.
     let peak = "x=$(head -c 40000000 /dev/zero | tr '\\0' a); sleep 2; unset x";
     let job = machine.run(&format!("{peak}; while [ ! -e go ]; do sleep 0.1; done"));
     let before =
@@ -78,14 +78,14 @@ fn a_card_that_hangs_under_a_daemon_that_asks_it_itself_costs_a_gap_and_no_total
     let samples = |machine: &Machine| machine.job(&job)["totals"]["memory_needed_peak_bytes"].as_f64();
     wait_for("a peak", || samples(&machine).filter(|&bytes| bytes > 4e7));
     let peak_bytes = samples(&machine).unwrap();
-    // One call of one card: the library itself answers.
-    let hung = format!("{TWO_CARDS}delay nvmlDeviceGetPowerUsage 0 3600000\n");
+    // One call of one GPU: the library itself answers.
+    let hung = format!("{TWO_GPUS}delay nvmlDeviceGetPowerUsage 0 3600000\n");
     machine.script(&hung);
     wait_for("the daemon has noticed", || {
         machine.met(&["daemon", "--status"]).contains("the NVIDIA driver does not answer").then_some(())
     });
     assert!(machine.log().contains("the sampling thread is stuck in source nvidia"), "{}", machine.log());
-    // The other card, and all other sources, go on.
+    // The other GPU, and all other sources, go on.
     machine.script(&hung.replace("power=70000 util=0", "power=80000 util=40"));
     let live = |machine: &Machine| machine.job(&job)["totals"]["cpu_seconds"].as_f64();
     let then = live(&machine).unwrap();
@@ -104,6 +104,6 @@ fn a_card_that_hangs_under_a_daemon_that_asks_it_itself_costs_a_gap_and_no_total
     let all = || machine.job(&job)["totals"]["energy_joules"].as_f64();
     wait_for("its energy is settled", || all().filter(|&all| all >= of_gpu));
     assert!(totals["cpu_seconds"].as_f64().unwrap() >= then, "{record:#}");
-    machine.script(TWO_CARDS);
+    machine.script(TWO_GPUS);
     machine.met(&["daemon", "--stop"]);
 }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use anyhow::{Context, Result, bail};
 use met_core::job::{CgroupPaths, JobKey, Record};
 use met_host::Host;
-use met_jobs::job_cgroup::{self, Enable, Enclosure};
+use met_jobs::job_cgroup::{self, Enable, JobCgroup};
 use met_store::Writer;
 use met_store::inbox::{self, JobDir};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -63,7 +63,7 @@ impl Admission {
         if parent != peer.pid || uid != peer.uid {
             bail!("process {pid} is not a child of the caller");
         }
-        let made = Enclosure::create(host, pid, name, Enable::Yes);
+        let made = JobCgroup::create(host, pid, name, Enable::Yes);
         if made.move_in(pid).is_err() || made.paths.is_empty() || !alive(&pidfd) {
             bail!("no cgroup could be made");
         }

@@ -19,7 +19,7 @@ use met_query::jobs;
 #[derive(Default)]
 pub(super) struct Emitting {
     asking: Option<emissions::Asking>,
-    pub(super) told: Vec<Factor>,
+    pub(super) reported: Vec<Factor>,
     holds: Option<Factor>,
 }
 
@@ -50,19 +50,19 @@ impl Emitting {
                 tracing::warn!("an emission factor is not kept: {error}");
             }
             // A provider repeats a value until its next measurement, and may correct it.
-            self.told.retain(|known| known.since_ns != factor.since_ns);
-            self.told.push(factor);
+            self.reported.retain(|known| known.since_ns != factor.since_ns);
+            self.reported.push(factor);
         }
-        self.told.sort_by_key(|factor| factor.since_ns);
+        self.reported.sort_by_key(|factor| factor.since_ns);
     }
 
     pub(super) fn factor_at(&self, config: &Config, at_ns: i64) -> Option<Factor> {
-        emissions::course(&config.emissions, &self.told).at(at_ns).cloned()
+        emissions::series(&config.emissions, &self.reported).at(at_ns).cloned()
     }
 
     /// Starts to query the configured provider, for values newer than its last.
     pub(super) fn ask(&mut self, config: &Config) -> Result<()> {
-        let by_provider = self.told.iter().filter(|factor| factor.source != FactorSource::ByHand);
+        let by_provider = self.reported.iter().filter(|factor| factor.source != FactorSource::ByHand);
         let newest_ns = by_provider.map(|factor| factor.since_ns).max();
         self.asking = emissions::Asking::start(&config.emissions, newest_ns)?;
         Ok(())
@@ -76,7 +76,7 @@ impl Emitting {
 
     /// Sends the current factor to the sampler if it changed.
     pub(super) fn follow(&mut self, config: &Config, sampling: &Sampling) {
-        let factors = emissions::course(&config.emissions, &self.told);
+        let factors = emissions::series(&config.emissions, &self.reported);
         let holds = factors.at(jobs::now_ns()).cloned();
         if let Some(factor) = holds.clone().filter(|_| holds != self.holds) {
             sampling.set_factor(factor);
@@ -102,7 +102,7 @@ impl Recorder {
                 Ok(()) => outputs.publish_end(&record),
                 Err(error) => tracing::warn!("job {}: its last share of energy is lost: {error}", key.id),
             }
-            outputs.on_board(|board| board.knows(&record));
+            outputs.on_metrics_cache(|metrics_cache| metrics_cache.knows(&record));
         }
     }
 }

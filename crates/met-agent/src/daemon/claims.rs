@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use met_core::MISSING;
 use met_core::job::{CgroupPaths, LOCAL, Local, Origin, Record, Resources, Scheduling, Summary};
 use met_core::job_processes::JobProcess;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_host::cgroup::Hierarchies;
 use met_host::{Host, clock, parse};
 use met_jobs::job_cgroup;
@@ -224,17 +224,17 @@ pub fn is_timed(record: &Record) -> bool {
 
 /// Keeps of the samples that a user sends with the end of a job those of its time, and of no cell what cannot be.
 /// `reserved_ns`: when this daemon gave the number of the job.
-pub fn vouch_samples(course: Course, record: &Record, reserved_ns: Option<i64>) -> Course {
+pub fn vouch_samples(series: Series, record: &Record, reserved_ns: Option<i64>) -> Series {
     let oldest_ns = reserved_ns.unwrap_or_else(|| clock::realtime_ns() - UNRESERVED_NS_MAX);
     let (start_ns, end_ns) = (record.start_ns.unwrap_or(i64::MAX), record.end_ns.unwrap_or(i64::MIN));
     let first_ms = start_ns.max(oldest_ns) / 1_000_000 - SLACK_MS;
     let last_ms = end_ns / 1_000_000 + SLACK_MS;
-    if !course.times_ms.is_sorted_by(|earlier, later| earlier < later) {
-        return Course::new(course.table);
+    if !series.times_ms.is_sorted_by(|earlier, later| earlier < later) {
+        return Series::new(series.table);
     }
-    let begin = course.times_ms.partition_point(|&time_ms| time_ms < first_ms);
-    let end = course.times_ms.partition_point(|&time_ms| time_ms <= last_ms).max(begin);
-    let mut kept = course.part(begin, end);
+    let begin = series.times_ms.partition_point(|&time_ms| time_ms < first_ms);
+    let end = series.times_ms.partition_point(|&time_ms| time_ms <= last_ms).max(begin);
+    let mut kept = series.part(begin, end);
     kept.truncate(TIMED_SAMPLES_MAX);
     let spreads = kept.spreads.iter_mut().flat_map(|spreads| &mut spreads.cells);
     let cells = kept.columns.iter_mut().chain(spreads.flatten()).flatten();
@@ -343,14 +343,14 @@ mod tests {
         let now_ms = clock::realtime_ns() / 1_000_000;
         let (start_ms, end_ms) = (now_ms - 200_000, now_ms - 100_000);
         (record.start_ns, record.end_ns) = (Some(start_ms * 1_000_000), Some(end_ms * 1_000_000));
-        let course = |times_ms: &[i64]| {
-            let mut course = Course::new(&met_core::JOB);
-            course.times_ms = times_ms.to_vec();
-            course.columns.iter_mut().for_each(|cells| cells.resize(times_ms.len(), 1));
-            course
+        let series = |times_ms: &[i64]| {
+            let mut series = Series::new(&met_core::JOB);
+            series.times_ms = times_ms.to_vec();
+            series.columns.iter_mut().for_each(|cells| cells.resize(times_ms.len(), 1));
+            series
         };
         let kept = |times_ms: &[i64], reserved_ns| {
-            let kept = vouch_samples(course(times_ms), &record, reserved_ns);
+            let kept = vouch_samples(series(times_ms), &record, reserved_ns);
             assert!(kept.columns.iter().all(|cells| cells.len() == kept.len()));
             kept.times_ms
         };
@@ -366,8 +366,8 @@ mod tests {
         let mut old = record.clone();
         old.start_ns = Some(0);
         let days: Vec<i64> = (0..100).map(|day| now_ms - day * 86_400_000).rev().collect();
-        assert!(vouch_samples(course(&days), &old, None).len() <= 3, "nobody fills a hundred days");
-        let mut absurd = course(&[start_ms, end_ms]);
+        assert!(vouch_samples(series(&days), &old, None).len() <= 3, "nobody fills a hundred days");
+        let mut absurd = series(&[start_ms, end_ms]);
         absurd.columns[CPU] = vec![-5, i64::MAX - 1];
         absurd.spreads = Some(Box::new(Spreads::new(&met_core::JOB)));
         let mut spread = |index, high| {

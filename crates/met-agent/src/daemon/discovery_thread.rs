@@ -26,7 +26,7 @@ const NICE_LIMIT: u64 = 30;
 const COMPLAINTS_MAX: usize = 1000;
 
 /// The daemon's end of the thread.
-pub struct Finding {
+pub struct Finder {
     events: Receiver<Vec<Event>>,
     /// Readable when there are events.
     ready: Arc<OwnedFd>,
@@ -43,8 +43,8 @@ struct Reporter {
     health: Arc<Mutex<Health>>,
 }
 
-impl Finding {
-    pub fn start(host: &Host, jobs: &Jobs) -> io::Result<Finding> {
+impl Finder {
+    pub fn start(host: &Host, jobs: &Jobs) -> io::Result<Finder> {
         let (sender, events) = mpsc::sync_channel(QUEUE_BATCHES);
         let signal = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
         let (ready, stop, health) = (signal()?, signal()?, Arc::new(Mutex::new(Health::default())));
@@ -58,7 +58,7 @@ impl Finding {
         let thread = std::thread::Builder::new()
             .name("finder".to_owned())
             .spawn(move || look(&host, &layouts, below, &reporter))?;
-        Ok(Finding { events, ready, stop, health, thread: Some(thread) })
+        Ok(Finder { events, ready, stop, health, thread: Some(thread) })
     }
 
     /// What happened since the last call.
@@ -84,7 +84,7 @@ impl Finding {
     }
 }
 
-impl AsFd for Finding {
+impl AsFd for Finder {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()
     }
@@ -164,7 +164,7 @@ impl Complaints {
 fn wait(discovery: &Discovery, reporter: &Reporter) -> bool {
     let mut fds = vec![PollFd::new(&*reporter.stop, PollFlags::IN)];
     fds.push(PollFd::from_borrowed_fd(discovery.fd(), PollFlags::IN));
-    let timeout = Timespec::try_from(discovery.patience()).ok();
+    let timeout = Timespec::try_from(discovery.timeout()).ok();
     // An interrupted wait is one that was short.
     poll(&mut fds, timeout.as_ref()).is_ok() && !fds[0].revents().is_empty()
 }

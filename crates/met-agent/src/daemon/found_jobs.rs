@@ -11,9 +11,9 @@ use met_jobs::discover::{Ended, Event, Found};
 use met_jobs::identity::{self, Question};
 use met_store::Writer;
 
-use super::discovery_thread::Finding;
+use super::discovery_thread::Finder;
 use super::identifying::Unidentified;
-use super::perf_cgroups::Shadows;
+use super::perf_cgroups::PerfCgroups;
 use super::process_groups::Groups;
 use super::registry::Registry;
 use super::sampler_thread::Sampling;
@@ -24,7 +24,7 @@ use met_query::setting::Setting;
 
 /// Jobs that others start: how they are found, and what is known of them beside their records.
 pub(super) struct Discovery {
-    pub(super) finding: Option<Finding>,
+    pub(super) finding: Option<Finder>,
     /// The jobs that the discovery follows, by its numbers for them.
     pub(super) found: HashMap<u64, Directory>,
     pub(super) layouts: Layouts,
@@ -33,7 +33,7 @@ pub(super) struct Discovery {
     /// Groups of processes, where there is no batch system.
     pub(super) groups: Option<Groups>,
     /// Where events of jobs are counted that have no v2 cgroup.
-    pub(super) shadows: Shadows,
+    pub(super) perf_cgroups: PerfCgroups,
 }
 
 impl Discovery {
@@ -44,7 +44,7 @@ impl Discovery {
             layouts: setting.layouts(),
             asking: Vec::new(),
             groups: Groups::of(&setting.host, &setting.config.jobs, place, discovers(&setting.config, place)),
-            shadows: Shadows::default(),
+            perf_cgroups: PerfCgroups::default(),
         }
     }
 
@@ -104,7 +104,7 @@ impl Discovery {
         for directory in self.found.values_mut().filter(|directory| directory.key == *old) {
             directory.key = new.clone();
         }
-        self.shadows.rename(old, new);
+        self.perf_cgroups.rename(old, new);
     }
 
     /// A directory is gone: the record of its job if that was the last one, added up from all of them.
@@ -382,8 +382,8 @@ pub(super) fn is_same(host: &Host, record: &Record, found: &Found) -> bool {
 }
 
 #[cfg(test)]
-#[path = "found_card_tests.rs"]
-mod card_tests;
+#[path = "found_gpu_tests.rs"]
+mod gpu_tests;
 
 #[cfg(test)]
 mod tests {

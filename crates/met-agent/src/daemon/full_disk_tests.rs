@@ -14,7 +14,7 @@ use met_sinks::shown_jobs::Contents;
 use met_store::inbox::{JobDir, own_ids};
 use met_web::scrape::Wanted;
 
-use super::last_tick::Board;
+use super::last_tick::MetricsCache;
 use super::permissions::Caller;
 use super::service::Service;
 use super::socket::Peer;
@@ -100,12 +100,14 @@ fn the_id_of_a_job_that_is_not_written_is_not_given_again() {
 fn parts_react_to_an_end_when_it_is_stored_and_not_before() {
     let root = tempfile::tempdir().unwrap();
     let mut service = system(root.path());
-    let board =
-        Arc::new(Board::new(Contents { jobs_max: 10, ..Contents::default() }, Duration::from_secs(300)));
-    service.outputs.board = Some(Arc::clone(&board));
+    let metrics_cache = Arc::new(MetricsCache::new(
+        Contents { jobs_max: 10, ..Contents::default() },
+        Duration::from_secs(300),
+    ));
+    service.outputs.metrics_cache = Some(Arc::clone(&metrics_cache));
     let page = || {
         let wanted = Wanted { format: Format::Text, gzip: false, people: false };
-        String::from_utf8(board.page(wanted).unwrap().to_vec()).unwrap()
+        String::from_utf8(metrics_cache.page(wanted).unwrap().to_vec()).unwrap()
     };
     let folder = JobDir::claim(&root.path().join("state"), 7).unwrap();
     // An empty directory, which is removed as an empty cgroup is.
@@ -121,7 +123,7 @@ fn parts_react_to_an_end_when_it_is_stored_and_not_before() {
     let start_file = folder.path().join("start");
     service.recorder.writer.put(&start).unwrap();
     service.registry.insert(start.clone());
-    board.runs(&start);
+    metrics_cache.runs(&start);
 
     refuse_writes(root.path(), "job", true);
     assert!(service.close_job(end).is_err());

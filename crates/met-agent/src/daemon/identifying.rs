@@ -167,7 +167,7 @@ impl Discovery {
             from.sampling.set_main(&record.key, main, identity.holdings);
         }
         if *record != before {
-            from.outputs.on_board(|board| board.runs(record));
+            from.outputs.on_metrics_cache(|metrics_cache| metrics_cache.runs(record));
         }
         // A container's monitor, which knows its name, may come after its first process.
         match identity.main {

@@ -8,7 +8,7 @@ use std::time::Duration;
 const SECOND_NS: i64 = 1_000_000_000;
 /// Fans and averages of controllers go on for a while after the last job.
 const SETTLES_NS: i64 = 10 * SECOND_NS;
-/// Readings further apart than the ledger's patience have nothing to do with each other.
+/// Readings further apart than the ledger's timeout have nothing to do with each other.
 pub(crate) const APART_NS: i64 = 2 * SECOND_NS;
 /// For meters that are read at once, and for the slowest controller that is worth it.
 const READINGS_MIN: u32 = 4;
@@ -17,33 +17,33 @@ const LOOK_EVERY_NS: i64 = 300 * SECOND_NS;
 
 /// The times of the next readings. `None`: there is nothing to be learned.
 #[derive(Debug)]
-pub(super) struct Rest {
+pub(super) struct IdleReadings {
     next_ns: Option<i64>,
     readings: u32,
     readings_left: u32,
     is_first: bool,
 }
 
-impl Rest {
+impl IdleReadings {
     /// How often the slowest meter is read; without meters nothing ever wakes up.
-    pub(super) fn begin(now_ns: i64, slowest: Option<Duration>) -> Rest {
+    pub(super) fn begin(now_ns: i64, slowest: Option<Duration>) -> IdleReadings {
         let Some(slowest) = slowest else {
-            return Rest { next_ns: None, readings: 0, readings_left: 0, is_first: true };
+            return IdleReadings { next_ns: None, readings: 0, readings_left: 0, is_first: true };
         };
         let slowest_ns = i64::try_from(slowest.as_nanos()).unwrap_or(i64::MAX);
         // It is queried at the first reading and reported at the one after the answer: four answers, which end
         // three windows, and some slack.
         let most = slowest_ns.saturating_mul(9) / 2 / APART_NS + 2;
         let readings = u32::try_from(most).unwrap_or(READINGS_MAX).clamp(READINGS_MIN, READINGS_MAX);
-        Rest { next_ns: Some(now_ns + SETTLES_NS), readings, readings_left: readings, is_first: true }
+        IdleReadings { next_ns: Some(now_ns + SETTLES_NS), readings, readings_left: readings, is_first: true }
     }
 
     /// From the beginning, for other meters.
-    pub(super) fn again(self, now_ns: i64, slowest: Option<Duration>) -> Rest {
-        Rest { is_first: self.is_first, ..Rest::begin(now_ns, slowest) }
+    pub(super) fn again(self, now_ns: i64, slowest: Option<Duration>) -> IdleReadings {
+        IdleReadings { is_first: self.is_first, ..IdleReadings::begin(now_ns, slowest) }
     }
 
-    /// Right after the last job drivers of cards are still awake.
+    /// Right after the last job drivers of GPUs are still awake.
     pub(super) fn is_first_look(&self) -> bool {
         self.is_first
     }
@@ -77,7 +77,7 @@ mod tests {
 
     /// The times of readings in seconds, up to an hour.
     fn readings(slowest_s: u64, has_meters: bool) -> Vec<i64> {
-        let mut rest = Rest::begin(0, Some(Duration::from_secs(slowest_s)));
+        let mut rest = IdleReadings::begin(0, Some(Duration::from_secs(slowest_s)));
         let (mut now_ns, mut found) = (0, Vec::new());
         while let Some(wait) = rest.until_next(now_ns).filter(|_| now_ns < 3600 * SECOND_NS) {
             now_ns += wait.as_nanos() as i64;
@@ -105,6 +105,10 @@ mod tests {
     #[test]
     fn without_meters_there_is_one_look() {
         assert_eq!(readings(1, false), [10, 12, 14, 16]);
-        assert_eq!(Rest::begin(0, None).until_next(0), None, "and where there can be none, not even that");
+        assert_eq!(
+            IdleReadings::begin(0, None).until_next(0),
+            None,
+            "and where there can be none, not even that"
+        );
     }
 }

@@ -14,7 +14,7 @@ use met_host::clock;
 use met_sinks::live::Hub;
 use met_sinks::prometheus;
 use met_sinks::shown_jobs::{Contents, ShownCounters};
-use met_sinks::snapshot::{About, HeldCard, Job, Rows, Snapshot, cells_of};
+use met_sinks::snapshot::{About, HeldGpu, Job, Rows, Snapshot, cells_of};
 use met_web::scrape::Wanted;
 
 use crate::sampler::{JobNow, NodeNow};
@@ -49,7 +49,7 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_secs(5);
 #[error("nothing was sampled for {} s: a source is blocked", OLD_AFTER.as_secs())]
 pub struct Old;
 
-pub struct Board {
+pub struct MetricsCache {
     now: Mutex<Arc<NodeNow>>,
     jobs: Mutex<Jobs>,
     pages: Mutex<Pages>,
@@ -104,9 +104,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Board {
-    pub fn new(contents: Contents, keep_ended: Duration) -> Board {
-        Board {
+impl MetricsCache {
+    pub fn new(contents: Contents, keep_ended: Duration) -> MetricsCache {
+        MetricsCache {
             now: Mutex::default(),
             jobs: Mutex::default(),
             pages: Mutex::default(),
@@ -131,7 +131,7 @@ impl Board {
         DETAIL.columns.iter().any(|column| self.contents.metrics.has(column))
     }
 
-    pub fn no_older_than(mut self, max_age: Duration) -> Board {
+    pub fn no_older_than(mut self, max_age: Duration) -> MetricsCache {
         self.asking.max_age = max_age;
         self
     }
@@ -286,9 +286,9 @@ impl Board {
     /// Running jobs first, the oldest before the others: a cap on series takes them from the newest.
     fn snapshot(&self, now: &NodeNow) -> Snapshot {
         let jobs = lock(&self.jobs);
-        let mut cards: HashMap<&JobKey, Vec<HeldCard>> = HashMap::new();
-        for (key, card) in &now.cards {
-            cards.entry(key).or_default().push(card.clone());
+        let mut gpus: HashMap<&JobKey, Vec<HeldGpu>> = HashMap::new();
+        for (key, gpu) in &now.gpus {
+            gpus.entry(key).or_default().push(gpu.clone());
         }
         let mut running: Vec<&Arc<About>> = jobs.running.values().collect();
         running.sort_by(|one, other| (one.start_ns, &one.key).cmp(&(other.start_ns, &other.key)));
@@ -297,8 +297,8 @@ impl Board {
             let JobNow { mut cells, details, events } = now.jobs.get(&about.key).cloned().unwrap_or_default();
             cells.resize(JOB.columns.len(), MISSING);
             cells[WALL] = about.start_ns.map_or(MISSING, |start_ns| (now.time_ns - start_ns).max(0));
-            let cards = cards.remove(&about.key).unwrap_or_default();
-            shown.push(Job { about: Arc::clone(about), cells, details, events, cards });
+            let gpus = gpus.remove(&about.key).unwrap_or_default();
+            shown.push(Job { about: Arc::clone(about), cells, details, events, gpus });
         }
         for ended in jobs.ended.iter().rev() {
             shown.push(Job {
@@ -306,7 +306,7 @@ impl Board {
                 cells: ended.cells.clone(),
                 details: Vec::new(),
                 events: ended.events.clone(),
-                cards: Vec::new(),
+                gpus: Vec::new(),
             });
         }
         let mut tables = now.tables.clone();

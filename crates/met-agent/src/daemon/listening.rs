@@ -17,7 +17,7 @@ use met_web::pages::{self, Pages};
 use met_web::problem::Problem;
 use met_web::scrape::{METRICS, Wanted};
 
-use super::last_tick::Board;
+use super::last_tick::MetricsCache;
 use super::privilege;
 use met_config::Place;
 use met_query::client::{Client, Unreachable};
@@ -167,7 +167,7 @@ fn logins(setting: &Setting, passwords: &Arc<PasswordFile>) -> Result<Arc<Logins
 pub fn listen(
     setting: &Setting,
     place: &Place,
-    board: &Arc<Board>,
+    metrics_cache: &Arc<MetricsCache>,
 ) -> Result<Server, met_web::listener::Error> {
     let mut options = options(setting);
     // The daemon needs descriptors for its jobs, too.
@@ -190,11 +190,11 @@ pub fn listen(
         admission,
         answers: Arc::default(),
         layouts: setting.config.jobs.layouts.clone(),
-        live: Arc::new(Live::new(Arc::clone(&board.hub))),
+        live: Arc::new(Live::new(Arc::clone(&metrics_cache.hub))),
     };
     let api = Arc::new(api);
     let pages = Arc::new(Pages { api: Arc::clone(&api), base: "/".to_owned(), has_logout: true });
-    let router = router(board).merge(api::router(api)).merge(pages::router(pages));
+    let router = router(metrics_cache).merge(api::router(api)).merge(pages::router(pages));
     let server = Server::start(options, login::guard(&logins, router))?;
     for address in server.local_addrs() {
         tracing::info!("http: listening on {address}");
@@ -202,26 +202,26 @@ pub fn listen(
     Ok(server)
 }
 
-fn router(board: &Arc<Board>) -> Router {
-    let board = Arc::clone(board);
+fn router(metrics_cache: &Arc<MetricsCache>) -> Router {
+    let metrics_cache = Arc::clone(metrics_cache);
     let metrics = get(move |Extension(peer): Extension<Peer>, headers: HeaderMap| {
-        let board = Arc::clone(&board);
+        let metrics_cache = Arc::clone(&metrics_cache);
         async move {
-            if board.is_stale() {
-                let asking = Arc::clone(&board);
+            if metrics_cache.is_stale() {
+                let asking = Arc::clone(&metrics_cache);
                 in_background(move || asking.refresh()).await;
             }
-            answer(&board, &peer, &headers)
+            answer(&metrics_cache, &peer, &headers)
         }
     });
     Router::new().route(METRICS, metrics)
 }
 
-fn answer(board: &Board, peer: &Peer, headers: &HeaderMap) -> Response {
+fn answer(metrics_cache: &MetricsCache, peer: &Peer, headers: &HeaderMap) -> Response {
     // Every user of this machine can read the page without a login, so user names are shown only to
     // authenticated clients.
     let wanted = Wanted::of(headers, peer.is_known());
-    match board.page(wanted) {
+    match metrics_cache.page(wanted) {
         Ok(page) => wanted.respond(axum::body::Bytes::from_owner(page)),
         Err(old) => (StatusCode::SERVICE_UNAVAILABLE, format!("{old}\n")).into_response(),
     }

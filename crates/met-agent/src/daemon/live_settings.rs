@@ -13,7 +13,7 @@ use met_sources::Options;
 use super::sampler_thread::Sampling;
 use crate::sampler::{self, EventsAsked};
 use met_config::{Config, Presence};
-use met_query::protocol::{ConfigFile, Held, InForce, Whence};
+use met_query::protocol::{ConfigFile, Held, InForce, ValueOrigin};
 use met_query::setting::Setting;
 
 /// Between two looks at the file.
@@ -188,8 +188,8 @@ impl LiveSettings {
     fn by_file<T: PartialEq>(&self, of: fn(&Config) -> T) -> Held<T> {
         let (value, default) = (of(&self.file), of(&Config::default()));
         let whence = match &self.read.path {
-            Some(path) if value != default => Whence::File(path.clone()),
-            _ => Whence::Default,
+            Some(path) if value != default => ValueOrigin::File(path.clone()),
+            _ => ValueOrigin::Default,
         };
         Held { value, whence }
     }
@@ -202,9 +202,9 @@ impl LiveSettings {
     /// The current values and those that follow. Clients that may not see all jobs do not get their ids.
     pub(super) fn in_force(&self, shows_jobs: bool) -> InForce {
         let whence = |reach: &Reach| match reach {
-            Reach::Daemon => Whence::Live,
-            Reach::NextEnd => Whence::Job(None),
-            Reach::Job(key) => Whence::Job(shows_jobs.then(|| format!("{}:{}", key.manager, key.id))),
+            Reach::Daemon => ValueOrigin::Live,
+            Reach::NextEnd => ValueOrigin::Job(None),
+            Reach::Job(key) => ValueOrigin::Job(shows_jobs.then(|| format!("{}:{}", key.manager, key.id))),
         };
         let held = |(reach, value): &(Reach, Duration)| Held { value: *value, whence: whence(reach) };
         let intervals = self.intervals.iter().rev().map(held);
@@ -316,7 +316,7 @@ impl LiveSettings {
         std::mem::replace(&mut self.file, file)
     }
 
-    /// Whether the course of the machine is kept.
+    /// Whether the series of the machine is kept.
     pub(super) fn keeps_node(&self, system: bool) -> bool {
         match self.config.storage.node_series {
             Presence::Auto => system,
@@ -433,7 +433,7 @@ fn changeable(before: &Config, mut new: Config) -> (Config, Vec<&'static str>) {
 mod tests {
     use super::*;
 
-    fn standing(yaml: &str) -> LiveSettings {
+    fn overrides(yaml: &str) -> LiveSettings {
         let path = PathBuf::from("met.yaml");
         let file = Config::parse(yaml, &path).unwrap();
         LiveSettings::of_file(file, ConfigFile { path: Some(path), text: yaml.to_owned() })
@@ -451,7 +451,7 @@ mod tests {
 
     #[test]
     fn samples_are_written_before_more_of_them_are_buffered_than_were_chosen() {
-        let every = |yaml: &str| standing(yaml).flush_every(None);
+        let every = |yaml: &str| overrides(yaml).flush_every(None);
         assert_eq!(every("storage: {interval: 1m}\n"), 60 * SECOND);
         assert_eq!(every("storage: {interval: 1m}\ncpuCollector: {interval: 2s, size: 10}\n"), 20 * SECOND);
         let of_gpus = "storage: {interval: 1m}\nnvidiaCollector: {interval: 0.5s, size: 10}\n";
@@ -462,85 +462,93 @@ mod tests {
 
     #[test]
     fn what_holds_until_a_job_ends_is_taken_back_at_the_first_end() {
-        let mut standing = standing("sampling: {interval: 5s}\n");
-        standing.hold(&Reach::Daemon, None, names(&["task_clock"]));
-        standing.hold(&Reach::NextEnd, Some(SECOND), names(&["page_faults", "cpu_clock"]));
-        assert_eq!(standing.sampling().interval, Some(SECOND));
-        assert_eq!(standing.events_for_all(), ["page_faults", "cpu_clock"]);
-        let held = standing.in_force(true);
+        let mut overrides = overrides("sampling: {interval: 5s}\n");
+        overrides.hold(&Reach::Daemon, None, names(&["task_clock"]));
+        overrides.hold(&Reach::NextEnd, Some(SECOND), names(&["page_faults", "cpu_clock"]));
+        assert_eq!(overrides.sampling().interval, Some(SECOND));
+        assert_eq!(overrides.events_for_all(), ["page_faults", "cpu_clock"]);
+        let held = overrides.in_force(true);
         assert_eq!(
             (&held.intervals[0].whence, &held.events[0].whence),
-            (&Whence::Job(None), &Whence::Job(None))
+            (&ValueOrigin::Job(None), &ValueOrigin::Job(None))
         );
         assert!(held.events_in_jobs.is_empty());
-        assert!(!standing.revert(Some(&key("12"))), "it is no change of that job");
-        assert!(standing.job_ended(&key("12")));
-        assert_eq!(standing.sampling().interval, Some(5 * SECOND));
-        assert_eq!(standing.events_for_all(), ["task_clock"]);
-        assert!(!standing.job_ended(&key("13")));
+        assert!(!overrides.revert(Some(&key("12"))), "it is no change of that job");
+        assert!(overrides.job_ended(&key("12")));
+        assert_eq!(overrides.sampling().interval, Some(5 * SECOND));
+        assert_eq!(overrides.events_for_all(), ["task_clock"]);
+        assert!(!overrides.job_ended(&key("13")));
     }
 
     #[test]
     fn what_was_changed_for_a_job_ends_with_it_and_uncovers_what_was_before() {
-        let mut standing = standing("sampling: {interval: 5s}\n");
-        standing.hold(&Reach::Daemon, Some(4 * SECOND), None);
-        standing.hold(&Reach::Job(key("12")), Some(SECOND), names(&["page_faults"]));
-        standing.hold(&Reach::Job(key("13")), Some(2 * SECOND), None);
-        assert_eq!(standing.sampling().shortest(), 2 * SECOND);
-        assert!(standing.revert(Some(&key("13"))));
-        assert_eq!(standing.sampling().shortest(), SECOND);
-        assert_eq!(standing.all_events(), ["page_faults"]);
-        assert!(standing.events_for_all().is_empty(), "only in its job");
-        assert!(standing.revert(Some(&key("12"))));
-        assert_eq!((standing.sampling().shortest(), standing.all_events()), (4 * SECOND, Vec::new()));
-        assert!(!standing.revert(Some(&key("12"))), "nothing is left of it");
-        assert!(standing.revert(None));
-        assert_eq!(standing.sampling().shortest(), 5 * SECOND);
+        let mut overrides = overrides("sampling: {interval: 5s}\n");
+        overrides.hold(&Reach::Daemon, Some(4 * SECOND), None);
+        overrides.hold(&Reach::Job(key("12")), Some(SECOND), names(&["page_faults"]));
+        overrides.hold(&Reach::Job(key("13")), Some(2 * SECOND), None);
+        assert_eq!(overrides.sampling().shortest(), 2 * SECOND);
+        assert!(overrides.revert(Some(&key("13"))));
+        assert_eq!(overrides.sampling().shortest(), SECOND);
+        assert_eq!(overrides.all_events(), ["page_faults"]);
+        assert!(overrides.events_for_all().is_empty(), "only in its job");
+        assert!(overrides.revert(Some(&key("12"))));
+        assert_eq!((overrides.sampling().shortest(), overrides.all_events()), (4 * SECOND, Vec::new()));
+        assert!(!overrides.revert(Some(&key("12"))), "nothing is left of it");
+        assert!(overrides.revert(None));
+        assert_eq!(overrides.sampling().shortest(), 5 * SECOND);
     }
 
     #[test]
     fn events_alone_leave_a_jobs_period_in_force() {
-        let mut standing = standing("perf: {events: task_clock}\n");
-        standing.hold(&Reach::Daemon, Some(3 * SECOND), None);
-        standing.hold(&Reach::Job(key("12")), Some(2 * SECOND), None);
-        standing.hold(&Reach::Daemon, None, names(&["page_faults", "context_switches"]));
-        assert_eq!(standing.sampling().shortest(), 2 * SECOND);
-        assert_eq!(standing.events_for_all(), ["page_faults", "context_switches"]);
-        standing.hold(&Reach::Daemon, None, names(&[]));
-        assert!(standing.events_for_all().is_empty(), "nothing is asked for, whatever the file says");
-        standing.revert(None);
-        assert_eq!(standing.events_for_all(), ["task_clock"]);
+        let mut overrides = overrides("perf: {events: task_clock}\n");
+        overrides.hold(&Reach::Daemon, Some(3 * SECOND), None);
+        overrides.hold(&Reach::Job(key("12")), Some(2 * SECOND), None);
+        overrides.hold(&Reach::Daemon, None, names(&["page_faults", "context_switches"]));
+        assert_eq!(overrides.sampling().shortest(), 2 * SECOND);
+        assert_eq!(overrides.events_for_all(), ["page_faults", "context_switches"]);
+        overrides.hold(&Reach::Daemon, None, names(&[]));
+        assert!(overrides.events_for_all().is_empty(), "nothing is asked for, whatever the file says");
+        overrides.revert(None);
+        assert_eq!(overrides.events_for_all(), ["task_clock"]);
     }
 
     #[test]
     fn events_of_a_changed_file_are_asked_for_in_jobs_that_run_with_a_supervisor() {
-        let mut standing = standing("sampling: {interval: 5s}\n");
+        let mut overrides = overrides("sampling: {interval: 5s}\n");
         let born_ns = clock::boottime_ns();
-        let in_running = |standing: &LiveSettings, born_ns: i64| {
-            standing.asked().of_job(&key("12"), born_ns, true).map(|names| names.to_vec())
+        let in_running = |overrides: &LiveSettings, born_ns: i64| {
+            overrides.asked().of_job(&key("12"), born_ns, true).map(|names| names.to_vec())
         };
-        assert_eq!(in_running(&standing, born_ns), None);
+        assert_eq!(in_running(&overrides, born_ns), None);
         let parse = |yaml: &str| Config::parse(yaml, Path::new("met.yaml")).unwrap();
-        standing.replace_file(parse("sampling: {interval: 2s}\nperf: {events: [page_faults]}\n"));
-        assert_eq!(in_running(&standing, born_ns), names(&["page_faults"]));
-        assert_eq!(in_running(&standing, i64::MAX), None, "the supervisor of a later job counts them itself");
-        standing.replace_file(parse("sampling: {interval: 1s}\nperf: {events: [page_faults]}\n"));
-        assert_eq!(in_running(&standing, born_ns), names(&["page_faults"]), "unchanged: still asked for");
+        overrides.replace_file(parse("sampling: {interval: 2s}\nperf: {events: [page_faults]}\n"));
+        assert_eq!(in_running(&overrides, born_ns), names(&["page_faults"]));
+        assert_eq!(
+            in_running(&overrides, i64::MAX),
+            None,
+            "the supervisor of a later job counts them itself"
+        );
+        overrides.replace_file(parse("sampling: {interval: 1s}\nperf: {events: [page_faults]}\n"));
+        assert_eq!(in_running(&overrides, born_ns), names(&["page_faults"]), "unchanged: still asked for");
     }
 
     #[test]
     fn what_holds_says_whence_and_until_when() {
-        let mut standing = standing("sampling: {interval: 5s}\n");
-        standing.hold(&Reach::Job(key("12")), Some(SECOND), names(&["page_faults"]));
-        let in_force = standing.in_force(true);
-        let file = Whence::File(PathBuf::from("met.yaml"));
-        let by_job = Whence::Job(Some("slurm:12".to_owned()));
+        let mut overrides = overrides("sampling: {interval: 5s}\n");
+        overrides.hold(&Reach::Job(key("12")), Some(SECOND), names(&["page_faults"]));
+        let in_force = overrides.in_force(true);
+        let file = ValueOrigin::File(PathBuf::from("met.yaml"));
+        let by_job = ValueOrigin::Job(Some("slurm:12".to_owned()));
         let intervals: Vec<_> =
             in_force.intervals.into_iter().map(|held| (held.value, held.whence)).collect();
         assert_eq!(intervals, [(SECOND, by_job.clone()), (5 * SECOND, file)]);
-        assert_eq!(in_force.events, [Held { value: Vec::new(), whence: Whence::Default }]);
+        assert_eq!(in_force.events, [Held { value: Vec::new(), whence: ValueOrigin::Default }]);
         assert_eq!(in_force.events_in_jobs, [Held { value: vec!["page_faults".to_owned()], whence: by_job }]);
-        assert_eq!(standing.in_force(false).intervals[0].whence, Whence::Job(None), "not for everybody");
+        assert_eq!(
+            overrides.in_force(false).intervals[0].whence,
+            ValueOrigin::Job(None),
+            "not for everybody"
+        );
     }
 
     #[test]

@@ -63,8 +63,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::passed_counters::PassedCounters;
 use crate::supervise::Signals;
 use connections::{Connections, Limits, Served};
-use last_tick::Board;
 pub use last_tick::DAEMON;
+use last_tick::MetricsCache;
 use live_messages::LiveMessages;
 use met_config::Failure;
 use met_config::Place;
@@ -115,14 +115,14 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
         privilege::give_up().context("cannot give up rights")?;
     }
     job_cgroup::leave(&setting.host, std::process::id());
-    let board = board(setting, place);
+    let metrics_cache = metrics_cache(setting, place);
     // Before anything else is begun: a fault in the configuration ends it here.
-    let (http, http_status) = listen(setting, place, board.as_ref(), auto)?;
-    let mut service = Service::open(setting, place, board)?;
+    let (http, http_status) = listen(setting, place, metrics_cache.as_ref(), auto)?;
+    let mut service = Service::open(setting, place, metrics_cache)?;
     service.outputs.http = http_status;
     let messages = LiveMessages::start(setting, place, auto);
     service.outputs.configure = messages.map_err(|error| Failure::usage(format!("{error:#}")))?;
-    let post = claim.open_door(place)?;
+    let post = claim.open_socket(place)?;
     tracing::info!("serving {}, state in {}", place.socket().display(), place.state.display());
     let mut daemon = Daemon {
         service,
@@ -164,22 +164,22 @@ fn runs_already(place: &Place) -> String {
 }
 
 /// What others may read of it; nothing unless an address is configured.
-fn board(setting: &Setting, place: &Place) -> Option<Arc<Board>> {
+fn metrics_cache(setting: &Setting, place: &Place) -> Option<Arc<MetricsCache>> {
     let http = &setting.config.http;
     let listens = listening::is_configured(setting, place);
-    let board = || Board::new(http.contents(), http.keep_ended).no_older_than(http.max_age);
-    listens.then(|| Arc::new(board()))
+    let metrics_cache = || MetricsCache::new(http.contents(), http.keep_ended).no_older_than(http.max_age);
+    listens.then(|| Arc::new(metrics_cache()))
 }
 
 /// One that a supervisor started has a job to sample, and does that without a listener if it must.
 fn listen(
     setting: &Setting,
     place: &Place,
-    board: Option<&Arc<Board>>,
+    metrics_cache: Option<&Arc<MetricsCache>>,
     auto: bool,
 ) -> Result<(Option<Server>, Option<HttpStatus>)> {
-    let Some(board) = board else { return Ok((None, None)) };
-    match listening::listen(setting, place, board) {
+    let Some(metrics_cache) = metrics_cache else { return Ok((None, None)) };
+    match listening::listen(setting, place, metrics_cache) {
         Ok(server) => {
             let listening = server.local_addrs().iter().map(ToString::to_string).collect();
             Ok((Some(server), Some(HttpStatus { listening, refused: None })))
@@ -226,7 +226,7 @@ struct Daemon {
 struct Ready {
     signalled: bool,
     knocked: bool,
-    told: bool,
+    reported: bool,
     discovered: bool,
     connections: Vec<bool>,
 }
@@ -235,7 +235,7 @@ impl Daemon {
     fn serve(&mut self) -> Result<()> {
         loop {
             let ready = self.poll();
-            if ready.signalled && self.heed_signals() {
+            if ready.signalled && self.handle_signals() {
                 return Ok(());
             }
             // Before requests, so that they are answered with what is known by now.
@@ -255,7 +255,7 @@ impl Daemon {
             self.service.ask_who_is_due();
             self.service.look_at_groups_if_due();
             self.service.look_at_supervisors();
-            if ready.told {
+            if ready.reported {
                 self.service.hear();
             }
             self.keep_house();
@@ -277,7 +277,7 @@ impl Daemon {
         let (finding, finding_at) =
             (self.service.discovery.finding.as_ref().filter(|_| !is_blocked), fds.len());
         fds.extend(finding.map(|finding| PollFd::from_borrowed_fd(finding.as_fd(), PollFlags::IN)));
-        let timeout = self.patience().and_then(|patience| Timespec::try_from(patience).ok());
+        let timeout = self.timeout().and_then(|timeout| Timespec::try_from(timeout).ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Ready::default();
         }
@@ -289,14 +289,14 @@ impl Daemon {
         Ready {
             signalled: is_ready(0),
             knocked: is_ready(1),
-            told: bell.is_some() && is_ready(bell_at),
+            reported: bell.is_some() && is_ready(bell_at),
             discovered: finding.is_some() && is_ready(finding_at),
             connections,
         }
     }
 
     /// How long nothing needs to be done unless somebody asks.
-    fn patience(&self) -> Option<Duration> {
+    fn timeout(&self) -> Option<Duration> {
         let is_blocked = self.service.sampling.is_blocked();
         if self.connections.has_waiting(!is_blocked) {
             return Some(Duration::ZERO);
@@ -323,7 +323,7 @@ impl Daemon {
     }
 
     /// True when told to stop. A hang-up asks for the file to be read again, unless a terminal hung up.
-    fn heed_signals(&mut self) -> bool {
+    fn handle_signals(&mut self) -> bool {
         let (mut stop, mut reread) = (false, false);
         while let Some(signal) = self.signals.next() {
             let hangup = signal.number == libc::SIGHUP;
@@ -528,18 +528,18 @@ impl Daemon {
 
     /// Closes the door, and opens it again if somebody had come in meanwhile.
     fn left_for_good(&mut self) -> Result<bool> {
-        let Some((stream, peer)) = self.post.close_door() else {
+        let Some((stream, peer)) = self.post.close_socket() else {
             tracing::info!("leaving: no job for a while");
             return Ok(true);
         };
-        self.post.reopen_door()?;
+        self.post.reopen_socket()?;
         self.admit(Connection::new(stream, peer));
         Ok(false)
     }
 
     /// Ends the daemon; whatever was sampled is kept, jobs run on.
     fn leave(mut self) {
-        let mut late = self.post.close_door();
+        let mut late = self.post.close_socket();
         while let Some((stream, peer)) = late {
             self.admit(Connection::new(stream, peer));
             late = self.post.accept();

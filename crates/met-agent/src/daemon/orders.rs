@@ -79,10 +79,10 @@ impl Orders {
 
 impl Taken {
     /// The next order, within this time if there is one.
-    pub(super) fn next(&self, patience: Option<Duration>) -> Result<Order, RecvTimeoutError> {
-        let order = match patience {
+    pub(super) fn next(&self, timeout: Option<Duration>) -> Result<Order, RecvTimeoutError> {
+        let order = match timeout {
             None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(patience) => self.receiver.recv_timeout(patience),
+            Some(timeout) => self.receiver.recv_timeout(timeout),
         };
         if order.is_ok() {
             self.waiting.fetch_sub(1, Ordering::AcqRel);

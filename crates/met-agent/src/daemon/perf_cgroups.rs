@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use met_core::job::{JobKey, Record};
 use met_host::Host;
-use met_jobs::perf_cgroup::Shadow;
+use met_jobs::perf_cgroup::PerfCgroup;
 use met_store::Writer;
 
 use super::live_settings::LiveSettings;
@@ -19,14 +19,14 @@ use met_jobs::processes;
 const META: &str = "shadows";
 
 #[derive(Default)]
-pub(super) struct Shadows {
-    by_job: HashMap<JobKey, Shadow>,
+pub(super) struct PerfCgroups {
+    by_job: HashMap<JobKey, PerfCgroup>,
     made: u64,
     /// Why a job has none, the last time that happened.
     refused: Option<String>,
 }
 
-impl Shadows {
+impl PerfCgroups {
     pub(super) fn count(&self) -> usize {
         self.by_job.len()
     }
@@ -36,8 +36,8 @@ impl Shadows {
     }
 
     pub(super) fn rename(&mut self, old: &JobKey, new: &JobKey) {
-        if let Some(shadow) = self.by_job.remove(old) {
-            self.by_job.insert(new.clone(), shadow);
+        if let Some(perf_cgroup) = self.by_job.remove(old) {
+            self.by_job.insert(new.clone(), perf_cgroup);
         }
     }
 
@@ -46,7 +46,7 @@ impl Shadows {
         let left = writer.meta(META).ok().flatten();
         let paths: Vec<PathBuf> = left.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
         for path in &paths {
-            Shadow::remove(path);
+            PerfCgroup::remove(path);
         }
         if !paths.is_empty() {
             self.remember(writer);
@@ -88,25 +88,25 @@ impl Shadows {
 
     /// Tells a sampler that knows of none of the directories.
     pub(super) fn tell(&self, sampling: &Sampling) {
-        for (key, shadow) in &self.by_job {
-            sampling.count_in(key, shadow.path().to_path_buf());
+        for (key, perf_cgroup) in &self.by_job {
+            sampling.count_in(key, perf_cgroup.path().to_path_buf());
         }
     }
 
     /// Whether a directory was made for the job; one that has it already takes in who came since.
     fn make(&mut self, host: &Host, record: &Record, sampling: &Sampling) -> bool {
         let members = || processes::of_job(host, record).iter().map(|process| process.id.pid).collect();
-        if let Some(shadow) = self.by_job.get_mut(&record.key) {
-            shadow.take_in(host, members);
+        if let Some(perf_cgroup) = self.by_job.get_mut(&record.key) {
+            perf_cgroup.take_in(host, members);
             return false;
         }
         let Some(first) = members().first().copied() else { return false };
         self.made += 1;
-        let name = format!("{}{}-{}", Shadow::PREFIX, std::process::id(), self.made);
-        match Shadow::make(host, &name, first, members) {
-            Ok(shadow) => {
-                sampling.count_in(&record.key, shadow.path().to_path_buf());
-                self.by_job.insert(record.key.clone(), shadow);
+        let name = format!("{}{}-{}", PerfCgroup::PREFIX, std::process::id(), self.made);
+        match PerfCgroup::make(host, &name, first, members) {
+            Ok(perf_cgroup) => {
+                sampling.count_in(&record.key, perf_cgroup.path().to_path_buf());
+                self.by_job.insert(record.key.clone(), perf_cgroup);
                 true
             }
             Err(error) => {
@@ -121,7 +121,7 @@ impl Shadows {
     }
 
     fn remember(&self, writer: &mut Writer) {
-        let paths: Vec<&Path> = self.by_job.values().map(Shadow::path).collect();
+        let paths: Vec<&Path> = self.by_job.values().map(PerfCgroup::path).collect();
         let text = serde_json::to_string(&paths).unwrap_or_default();
         if let Err(error) = writer.set_meta(META, &text) {
             tracing::warn!("directories for events are not remembered: {error}");

@@ -119,9 +119,9 @@ table! {
     Find        b"x-xx" b"x--x",
     FindAfter   b"x-xx" b"x--x",
     FindOf      b"x-xx" b"x--x",
-    Course      b"x-xx" b"x--x",
+    Series      b"x-xx" b"x--x",
     JobSeries   b"x-xx" b"x--x",
-    CardCourse  b"x-xx" b"x--x",
+    GpuSeries  b"x-xx" b"x--x",
     Remove      b"x--x" b"x--x",
     Memberships b"x-xx" b"x--x",
     Sums        b"x-xx" b"x--x",
@@ -134,7 +134,7 @@ table! {
     Watch       b"x-xx" b"x--x",
     // The machine as a whole is no secret.
     NodeParts   b"xxxx" b"x--x",
-    NodeCourse  b"xxxx" b"x--x",
+    NodePartSeries  b"xxxx" b"x--x",
     Nodes       b"xxxx" b"x--x",
     Factors     b"xxxx" b"x--x",
     Energy      b"xxxx" b"x--x",
@@ -145,7 +145,7 @@ table! {
     Configure   b"---x" b"x--x",
     Stop        b"---x" b"x--x",
     // Asked of the server of a cluster, which is not a daemon.
-    NodeCourses b"----" b"----",
+    NodeSeries b"----" b"----",
 }
 
 impl Row {
@@ -210,14 +210,14 @@ mod tests {
             Request::Started(record()),
             Request::Counters { key: key(), in_cgroup: false, events: Vec::new() },
             Request::Ended(record()),
-            Request::Timed { record: record(), course: Default::default() },
+            Request::Timed { record: record(), series: Default::default() },
             Request::Jobs(JobsFilter::default()),
             Request::Find(JobRef::Last),
             Request::FindAfter { job: JobRef::Last, after: Cursor::at(0, key()) },
             Request::FindOf { job: JobRef::Last, uid: 7, after: None },
-            Request::Course { key: key(), after_ms: 0 },
+            Request::Series { key: key(), after_ms: 0 },
             Request::JobSeries { key: key(), table: String::new(), part: String::new(), after_ms: 0 },
-            Request::CardCourse { key: key(), uuid: String::new(), after_ms: 0 },
+            Request::GpuSeries { key: key(), uuid: String::new(), after_ms: 0 },
             Request::Remove(key()),
             Request::Memberships { filter: JobsFilter::default() },
             Request::Sums {
@@ -230,7 +230,7 @@ mod tests {
             Request::Queues,
             Request::Watch { jobs: Vec::new(), seconds: 1 },
             Request::NodeParts { since_ms: 0 },
-            Request::NodeCourse { table: String::new(), part: String::new(), after_ms: 0 },
+            Request::NodePartSeries { table: String::new(), part: String::new(), after_ms: 0 },
             Request::Nodes,
             Request::Factors,
             Request::Energy,
@@ -239,7 +239,7 @@ mod tests {
             Request::Correct(Correction::Recompute { since_ns: None }),
             Request::Configure(Change::default()),
             Request::Stop,
-            Request::NodeCourses { node: String::new(), after_ms: 0 },
+            Request::NodeSeries { node: String::new(), after_ms: 0 },
         ]
     }
 

@@ -15,7 +15,7 @@ use met_core::listing::{self, Cursor};
 use met_core::node_health::Spool;
 use met_core::queue::Queue;
 use met_core::reaction::Reaction;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, gpu};
 use met_store::{Filter, NodePart, Page};
@@ -71,16 +71,16 @@ impl Query for DaemonQuery<'_> {
         Ok(Page { jobs, next })
     }
 
-    fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
+    fn series(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Series> {
         let service = self.service();
         let store = &service.recorder.writer;
         if !sees(&service, viewer, key)? {
-            return Ok(Course::new(&JOB));
+            return Ok(Series::new(&JOB));
         }
         let window = after(after_ms);
         let unflushed =
             service.registry.jobs.contains_key(key).then(|| Wanted::Job(key.clone(), &JOB, String::new()));
-        Ok(page(&service, store.course_between(key, window.0, window.1)?, unflushed, window))
+        Ok(page(&service, store.series_of_job_between(key, window.0, window.1)?, unflushed, window))
     }
 
     fn job_series(
@@ -90,11 +90,11 @@ impl Query for DaemonQuery<'_> {
         table: &'static Table,
         part: &str,
         after_ms: i64,
-    ) -> Result<Course> {
+    ) -> Result<Series> {
         let service = self.service();
         let store = &service.recorder.writer;
         if !sees(&service, viewer, key)? {
-            return Ok(Course::new(table));
+            return Ok(Series::new(table));
         }
         let window = after(after_ms);
         let unflushed = service.registry.jobs.contains_key(key);
@@ -102,16 +102,16 @@ impl Query for DaemonQuery<'_> {
         Ok(page(&service, store.job_series_between(key, table, part, window.0, window.1)?, unflushed, window))
     }
 
-    fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
+    fn gpu_series(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Series> {
         let service = self.service();
         let store = &service.recorder.writer;
         let window = match sees(&service, viewer, key)? {
             true => held(&service, key, uuid, after_ms)?,
             false => None,
         };
-        let Some(window) = window else { return Ok(Course::new(&gpu::card::TABLE)) };
-        let unflushed = service.registry.jobs.contains_key(key).then(|| Wanted::Card(uuid.to_owned()));
-        Ok(page(&service, store.device_course(uuid, window.0, window.1)?, unflushed, window))
+        let Some(window) = window else { return Ok(Series::new(&gpu::device::TABLE)) };
+        let unflushed = service.registry.jobs.contains_key(key).then(|| Wanted::Gpu(uuid.to_owned()));
+        Ok(page(&service, store.device_series(uuid, window.0, window.1)?, unflushed, window))
     }
 
     fn memberships(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Membership>> {
@@ -178,10 +178,10 @@ impl Query for DaemonQuery<'_> {
         Ok(Some(parts))
     }
 
-    fn node_course(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Course>> {
+    fn node_part_series(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Series>> {
         let service = self.service();
         let window = after(after_ms);
-        let stored = service.recorder.writer.node_course(table, part, window.0, window.1)?;
+        let stored = service.recorder.writer.node_part_series(table, part, window.0, window.1)?;
         let unflushed = Wanted::Part(NodePart { table: table.name.to_owned(), part: part.to_owned() });
         Ok(Some(page(&service, stored, Some(unflushed), window)))
     }
@@ -209,12 +209,12 @@ fn after(after_ms: i64) -> (i64, i64) {
 }
 
 /// A page of stored samples, and, unless these fill it, of those that are not written yet.
-fn page(service: &Service, mut course: Course, unflushed: Option<Wanted>, window: (i64, i64)) -> Course {
-    if let Some(wanted) = unflushed.filter(|_| course.len() <= PAGE_SAMPLES) {
-        unflushed_samples::append(&mut course, &service.sampling.peek(wanted), window);
+fn page(service: &Service, mut series: Series, unflushed: Option<Wanted>, window: (i64, i64)) -> Series {
+    if let Some(wanted) = unflushed.filter(|_| series.len() <= PAGE_SAMPLES) {
+        unflushed_samples::append(&mut series, &service.sampling.peek(wanted), window);
     }
-    course.truncate(PAGE_SAMPLES);
-    course
+    series.truncate(PAGE_SAMPLES);
+    series
 }
 
 /// When the job held a GPU, after a time, in unix milliseconds; `None` if it never did.

@@ -73,7 +73,7 @@ impl QueueReader {
             match &read {
                 Ok(counted) => {
                     status.answered_ns = Some(clock::realtime_ns());
-                    status.told = counted.queue.partitions.len() as u64;
+                    status.reported = counted.queue.partitions.len() as u64;
                     status.unparsed = counted.unparsed;
                     status.last_error.take().is_some()
                 }
@@ -393,7 +393,10 @@ mod tests {
         assert!(lock(&reader.status).last_error.as_ref().unwrap().contains("404"));
         assert_eq!(next(true, 0).unwrap().partitions.len(), 4);
         let status = lock(&reader.status);
-        assert_eq!((status.last_error.clone(), status.told, status.answered_ns.is_some()), (None, 4, true));
+        assert_eq!(
+            (status.last_error.clone(), status.reported, status.answered_ns.is_some()),
+            (None, 4, true)
+        );
     }
 
     fn reader(sender: SyncSender<Update>, measured: Option<Arc<Mutex<Measured>>>) -> QueueReader {

@@ -6,7 +6,7 @@
 use anyhow::{Result, bail};
 use met_core::bounds;
 use met_core::job::Record;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_host::Host;
 
 use super::registry::{Registry, is_found};
@@ -54,8 +54,8 @@ impl Announced {
     }
 
     /// What a user sends of samples takes at most so much.
-    pub(super) fn count_samples(&mut self, course: &Course) {
-        self.bytes += (course.len() * course.columns.len() * size_of::<i64>()) as u64;
+    pub(super) fn count_samples(&mut self, series: &Series) {
+        self.bytes += (series.len() * series.columns.len() * size_of::<i64>()) as u64;
     }
 
     /// Whether retention must run at once.
@@ -125,7 +125,7 @@ mod tests {
         for number in 0..RUNNING_PER_USER_MAX as u64 {
             let mut record = template.clone();
             record.key.id = (own_ids(USER).start + 10 + number).to_string();
-            let kept = super::super::registry::Kept {
+            let kept = super::super::registry::RegisteredJob {
                 record,
                 watch: super::super::supervisors::Watch::new(),
                 gone: Vec::new(),

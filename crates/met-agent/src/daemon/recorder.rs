@@ -10,7 +10,7 @@ use met_core::belief::{CHARGED, SAMPLED_PEAKS};
 use met_core::event;
 use met_core::job::{Figure, JobKey, QualityKind, Record};
 use met_core::job_table::CORES_PEAK;
-use met_core::series::{Course, PackedSamples};
+use met_core::series::{PackedSamples, Series};
 use met_jobs::scheduler::join;
 use met_sinks::event::Kind;
 use met_store::{Device, StoreError, Writer};
@@ -69,8 +69,8 @@ impl Recorder {
     }
 
     /// What an earlier daemon or sampling thread saw of a job.
-    pub(super) fn course_before(&self, key: &JobKey) -> Option<Course> {
-        self.writer.course(key).ok().filter(|course| !course.is_empty())
+    pub(super) fn series_before(&self, key: &JobKey) -> Option<Series> {
+        self.writer.series(key).ok().filter(|series| !series.is_empty())
     }
 
     /// Keeps a new job in the place of what its scheduler had told before it was found. It is followed as it was
@@ -90,8 +90,8 @@ impl Recorder {
         let own: [(&'static Table, &str); 2] = [(&met_core::JOB, ""), (&met_core::DETAIL, "")];
         let of_events = events.iter().map(|name| (&event::TABLE, name.as_str()));
         let moved = own.into_iter().chain(of_events).try_for_each(|(table, part)| {
-            let course = self.writer.job_series_between(old, table, part, i64::MIN, i64::MAX)?;
-            self.writer.append_course(&event::series_key(new, part), &course)
+            let series = self.writer.job_series_between(old, table, part, i64::MIN, i64::MAX)?;
+            self.writer.append_series(&event::series_key(new, part), &series)
         });
         if let Err(error) = moved.and_then(|()| self.writer.remove(old)) {
             tracing::warn!("job {}: what was known of it as {} stays there: {error}", new.id, old.id);
@@ -100,10 +100,10 @@ impl Recorder {
 
     /// Completes the record of a job that ended while nobody looked.
     pub(super) fn fill_as_last_known(&self, record: &mut Record) {
-        let course = self.writer.course(&record.key).unwrap_or_else(|_| Course::new(&met_core::JOB));
-        let last_ns = course.times_ms.last().map(|&last_ms| last_ms * 1_000_000);
+        let series = self.writer.series(&record.key).unwrap_or_else(|_| Series::new(&met_core::JOB));
+        let last_ns = series.times_ms.last().map(|&last_ms| last_ms * 1_000_000);
         record.end_ns = last_ns.max(record.start_ns);
-        Sampled::of_course(&course, record).fill(record);
+        Sampled::of_series(&series, record).fill(record);
     }
 
     /// Completes the record of a job that is over by what was sampled of it.
@@ -115,12 +115,12 @@ impl Recorder {
         outputs: &mut Outputs,
     ) {
         sampled.settle(record);
-        self.keep_course(&record.key, &sampled.course, outputs);
-        for (key, course) in std::mem::take(&mut sampled.more) {
-            self.keep_course(&key, &course, outputs);
+        self.keep_series(&record.key, &sampled.series, outputs);
+        for (key, series) in std::mem::take(&mut sampled.more) {
+            self.keep_series(&key, &series, outputs);
         }
-        let course = self.writer.course(&record.key).unwrap_or(sampled.course.clone());
-        sampled.complete(record, &course, interval);
+        let series = self.writer.series(&record.key).unwrap_or(sampled.series.clone());
+        sampled.complete(record, &series, interval);
     }
 
     /// Adds to the stored end of a job what was sampled of it, where that came late.
@@ -144,7 +144,7 @@ impl Recorder {
                 self.unwritten.keep(record.clone());
             }
         }
-        outputs.on_board(|board| board.knows(&record));
+        outputs.on_metrics_cache(|metrics_cache| metrics_cache.knows(&record));
     }
 
     /// It is on disk when this succeeds; else it is tried again.
@@ -170,25 +170,25 @@ impl Recorder {
 
     /// Keeps a piece of what schedulers told, and returns what was written of it.
     pub(super) fn hear(&mut self, schedulers: &mut Schedulers, outputs: &mut Outputs) -> Vec<Record> {
-        let again = self.unwritten.told.take();
+        let again = self.unwritten.reported.take();
         let is_first = again.is_none();
-        let Some(told) = again.or_else(|| schedulers.take()) else { return Vec::new() };
-        match scheduler_answers::keep(&mut self.writer, &told) {
+        let Some(reported) = again.or_else(|| schedulers.take()) else { return Vec::new() };
+        match scheduler_answers::keep(&mut self.writer, &reported) {
             Ok(written) => {
                 for record in &written {
-                    outputs.on_board(|board| board.knows(record));
+                    outputs.on_metrics_cache(|metrics_cache| metrics_cache.knows(record));
                     outputs.publish_end(record);
                 }
                 return written;
             }
             Err(error) if scheduler_answers::is_hopeless(&error) => {
-                tracing::warn!("records from {} are lost: {error:#}", told.manager);
+                tracing::warn!("records from {} are lost: {error:#}", reported.manager);
             }
             Err(error) => {
                 if is_first {
-                    tracing::warn!("records from {} are not written yet: {error:#}", told.manager);
+                    tracing::warn!("records from {} are not written yet: {error:#}", reported.manager);
                 }
-                self.unwritten.told = Some(told);
+                self.unwritten.reported = Some(reported);
             }
         }
         Vec::new()
@@ -215,19 +215,19 @@ impl Recorder {
             self.complete_late(&key, sampled, interval, outputs);
         }
         let bus = &mut outputs.bus;
-        for (uuid, course) in drained.cards {
-            if let Err(error) = self.writer.append_device(&uuid, &course) {
-                tracing::warn!("GPU {uuid}: {} samples are lost: {error}", course.len());
-                self.lost_samples += course.len() as u64;
+        for (uuid, series) in drained.gpus {
+            if let Err(error) = self.writer.append_device(&uuid, &series) {
+                tracing::warn!("GPU {uuid}: {} samples are lost: {error}", series.len());
+                self.lost_samples += series.len() as u64;
             }
-            sinks::publish_samples(bus, Subject::Device(uuid), course);
+            sinks::publish_samples(bus, Subject::Device(uuid), series);
         }
-        for (table, part, course) in drained.node {
-            if let Err(error) = self.writer.append_node(&part, &course) {
-                tracing::warn!("{} {part}: {} samples are lost: {error}", table.name, course.len());
-                self.lost_samples += course.len() as u64;
+        for (table, part, series) in drained.node {
+            if let Err(error) = self.writer.append_node(&part, &series) {
+                tracing::warn!("{} {part}: {} samples are lost: {error}", table.name, series.len());
+                self.lost_samples += series.len() as u64;
             }
-            sinks::publish_samples(bus, Subject::Node(part), course);
+            sinks::publish_samples(bus, Subject::Node(part), series);
         }
         let has_interim = bus.wants(Kind::Interim);
         outputs.publish_health(|| sampling.health());
@@ -238,7 +238,7 @@ impl Recorder {
             published.into_iter().for_each(|(key, live)| sinks::publish_interim(&mut outputs.bus, key, live));
         }
         if !drained.devices.is_empty() {
-            self.keep_cards(&drained.devices, live, registry);
+            self.keep_gpus(&drained.devices, live, registry);
         }
         if let Err(error) = self.idle_power.keep(drained.idle) {
             tracing::warn!("cannot store the idle power of the machine: {error}");
@@ -249,38 +249,39 @@ impl Recorder {
     /// Writes the samples of many jobs, some of them in one transaction. If that fails, those that can be written are.
     fn keep_packed(&mut self, packed: &[(JobKey, PackedSamples)], outputs: &mut Outputs) {
         for some in packed.chunks(WRITTEN_TOGETHER) {
-            let courses: Vec<(&JobKey, Course)> = some.iter().map(|(key, one)| (key, one.unpack())).collect();
-            let together: Vec<(&JobKey, &Course)> = courses.iter().map(|(key, one)| (*key, one)).collect();
+            let all_series: Vec<(&JobKey, Series)> =
+                some.iter().map(|(key, one)| (key, one.unpack())).collect();
+            let together: Vec<(&JobKey, &Series)> = all_series.iter().map(|(key, one)| (*key, one)).collect();
             let are_written = self.writer.append_together(&together).is_ok();
-            for (key, course) in &courses {
+            for (key, series) in &all_series {
                 match are_written {
-                    true => Recorder::publish_course(key, course, outputs),
-                    false => self.keep_course(key, course, outputs),
+                    true => Recorder::publish_series(key, series, outputs),
+                    false => self.keep_series(key, series, outputs),
                 }
             }
         }
         jobs::log_moved_aside(&mut self.writer);
     }
 
-    pub(super) fn keep_course(&mut self, key: &JobKey, course: &Course, outputs: &mut Outputs) {
-        if course.is_empty() {
+    pub(super) fn keep_series(&mut self, key: &JobKey, series: &Series, outputs: &mut Outputs) {
+        if series.is_empty() {
             return;
         }
-        if let Err(error) = self.writer.append_course(key, course) {
-            tracing::warn!("job {}: {} samples are lost: {error}", key.id, course.len());
-            self.lost_samples += course.len() as u64;
+        if let Err(error) = self.writer.append_series(key, series) {
+            tracing::warn!("job {}: {} samples are lost: {error}", key.id, series.len());
+            self.lost_samples += series.len() as u64;
         }
-        Recorder::publish_course(key, course, outputs);
+        Recorder::publish_series(key, series, outputs);
     }
 
-    fn publish_course(key: &JobKey, course: &Course, outputs: &mut Outputs) {
+    fn publish_series(key: &JobKey, series: &Series, outputs: &mut Outputs) {
         if outputs.bus.wants(Kind::Samples) && !outputs.is_withheld(&event::of_series_key(key).0) {
-            sinks::publish_samples(&mut outputs.bus, Subject::Job(key.clone()), course.clone());
+            sinks::publish_samples(&mut outputs.bus, Subject::Job(key.clone()), series.clone());
         }
     }
 
-    /// What running jobs did with cards so far, and what was learned about these: for the next daemon.
-    fn keep_cards(&mut self, devices: &[Device], live: HashMap<JobKey, Live>, registry: &Registry) {
+    /// What running jobs did with GPUs so far, and what was learned about these: for the next daemon.
+    fn keep_gpus(&mut self, devices: &[Device], live: HashMap<JobKey, Live>, registry: &Registry) {
         if let Err(error) = self.writer.put_devices(devices) {
             tracing::warn!("cannot store the idle power of GPUs: {error}");
         }
@@ -293,7 +294,7 @@ impl Recorder {
             .filter_map(|(key, live)| {
                 let mut record = Record { gpus: live.gpus, ..registry.jobs.get(&key)?.record.clone() };
                 record.emission = live.emission.or(record.emission);
-                // Cards are a part of the whole.
+                // GPUs are a part of the whole.
                 for column in CHARGED.into_iter().chain(SAMPLED_PEAKS) {
                     if let Some(figure) = live.totals.figure(column) {
                         record.totals.set(
@@ -372,14 +373,14 @@ mod tests {
         let mut recorder = Recorder::new(Writer::open(state.path()).unwrap(), idle);
         let old = met_core::sample::bare(1, "x").key;
         let new = JobKey { id: "77".to_owned(), ..old.clone() };
-        let course = |table: &'static Table, count: i64| {
-            let mut course = Course::new(table);
-            course.push(1_000, &vec![count; table.columns.len()]);
-            course
+        let series = |table: &'static Table, count: i64| {
+            let mut series = Series::new(table);
+            series.push(1_000, &vec![count; table.columns.len()]);
+            series
         };
         for (table, part, count) in [(&met_core::JOB, "", 1), (&event::TABLE, "page_faults", 2)] {
             let key = event::series_key(&old, part);
-            recorder.writer.append_course(&key, &course(table, count)).unwrap();
+            recorder.writer.append_series(&key, &series(table, count)).unwrap();
         }
         let names = ["never_counted", "page_faults"].map(str::to_owned).into();
         recorder.rename(&old, &new, &names);
@@ -396,17 +397,17 @@ mod tests {
     fn samples_that_cannot_be_written_are_counted() {
         let root = tempfile::tempdir().unwrap();
         let mut service = super::super::write_retries::tests::service(root.path());
-        let mut course = Course::new(&met_core::JOB);
+        let mut series = Series::new(&met_core::JOB);
         for second in 0..3 {
-            course.push(86_400_000 + second * 1000, &vec![1; met_core::JOB.columns.len()]);
+            series.push(86_400_000 + second * 1000, &vec![1; met_core::JOB.columns.len()]);
         }
         // Something else is in the place of the file of that day.
         std::fs::create_dir_all(root.path().join("state/series/1970-01-02.db/x")).unwrap();
         let key = met_core::sample::bare(1, "x").key;
         let Service { recorder, outputs, .. } = &mut service;
-        recorder.keep_course(&key, &course, outputs);
+        recorder.keep_series(&key, &series, outputs);
         let mut packed = PackedSamples::new(&met_core::JOB);
-        course.each_row(|time_ms, cells| packed.push(time_ms, cells));
+        series.each_row(|time_ms, cells| packed.push(time_ms, cells));
         recorder.keep_packed(&[(key, packed)], outputs);
         assert_eq!(recorder.lost_samples, 6);
         service.close();
@@ -429,20 +430,20 @@ mod tests {
         recorder.complete(&mut record, Sampled::default(), interval, outputs);
         recorder.commit_end(&record).unwrap();
         assert_eq!(record.totals.figure(CORES_PEAK).map(|peak| peak.kind), Some(QualityKind::LowerBound));
-        let mut course = Course::new(&met_core::JOB);
+        let mut series = Series::new(&met_core::JOB);
         let begin_ms = record.start_ns.unwrap() / 1_000_000;
         for (second, used_ms) in [(0, 0), (1, 100), (2, 3_100)] {
             let mut cells = vec![met_core::MISSING; met_core::JOB.columns.len()];
             (cells[CPU], cells[MEMORY_NEEDED]) = (used_ms * 1_000_000, second << 20);
-            course.push(begin_ms + second * 1000, &cells);
+            series.push(begin_ms + second * 1000, &cells);
         }
-        let mut sampled = Sampled::of_course(&course, &record);
-        sampled.course = course;
+        let mut sampled = Sampled::of_series(&series, &record);
+        sampled.series = series;
         recorder.complete_late(&record.key, sampled, interval, outputs);
         let stored = recorder.writer.get(&record.key).unwrap().unwrap();
         assert_eq!(stored.totals.get(CORES_PEAK), Some(3_000));
         assert_eq!(stored.totals.get(MEMORY_NEEDED_PEAK), Some(2 << 20));
-        assert!(recorder.writer.course(&record.key).unwrap().len() >= 3);
+        assert!(recorder.writer.series(&record.key).unwrap().len() >= 3);
         // Of a job that was removed meanwhile nothing is written.
         recorder.writer.remove(&record.key).unwrap();
         recorder.complete_late(&record.key, Sampled::default(), interval, outputs);

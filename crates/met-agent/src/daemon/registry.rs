@@ -12,7 +12,7 @@ use super::recorder::Recorder;
 use super::supervisors::Watch;
 
 /// Boxed: a map keeps room for twice as many as there are.
-pub(super) type Jobs = HashMap<JobKey, Box<Kept>>;
+pub(super) type Jobs = HashMap<JobKey, Box<RegisteredJob>>;
 
 #[derive(Default)]
 pub(super) struct Registry {
@@ -33,7 +33,7 @@ pub(super) struct Late {
     pub(super) next: Instant,
 }
 
-pub(super) struct Kept {
+pub(super) struct RegisteredJob {
     pub(super) record: Record,
     pub(super) watch: Watch,
     /// What it did in directories that are gone, while it has others.
@@ -42,7 +42,7 @@ pub(super) struct Kept {
 
 impl Registry {
     pub(super) fn insert(&mut self, record: Record) {
-        let kept = Kept { record, watch: Watch::new(), gone: Vec::new() };
+        let kept = RegisteredJob { record, watch: Watch::new(), gone: Vec::new() };
         self.jobs.insert(kept.record.key.clone(), Box::new(kept));
     }
 

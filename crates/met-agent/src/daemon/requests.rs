@@ -86,8 +86,8 @@ impl Service {
             }
             Request::Started(record) => self.started(*record, peer, access),
             Request::Ended(record) => self.ended(*record, None, peer, access),
-            Request::Timed { record, course } => {
-                self.ended(*record, Some(course.into_course(&JOB)), peer, access)
+            Request::Timed { record, series } => {
+                self.ended(*record, Some(series.into_series(&JOB)), peer, access)
             }
             Request::Watch { jobs, seconds } => {
                 let wanted_for = Duration::from_secs(seconds);
@@ -100,7 +100,7 @@ impl Service {
             Request::Correct(correction) => {
                 let corrected =
                     crate::emissions::correct(&correction, &mut self.recorder.writer, &self.settings.config)?;
-                self.recorder.emitting.told = self.recorder.writer.factors()?;
+                self.recorder.emitting.reported = self.recorder.writer.factors()?;
                 self.follow_factor();
                 Ok(Reply::Corrected(corrected))
             }
@@ -118,7 +118,7 @@ impl Service {
             let sees =
                 |key: &&JobKey| self.registry.jobs.get(*key).is_some_and(|kept| viewer.sees(&kept.record));
             return match request {
-                Request::Course { key, .. } | Request::JobSeries { key, .. } => {
+                Request::Series { key, .. } | Request::JobSeries { key, .. } => {
                     Some(key).filter(sees).into_iter().cloned().collect()
                 }
                 _ => Vec::new(),
@@ -227,8 +227,8 @@ impl Service {
             idle: sampler.idle.clone(),
             ledger: sampler.balance,
             discovery: self.discovery.finding.as_ref().map(|finding| DiscoveryStatus {
-                shadows: self.discovery.shadows.count(),
-                shadows_refused: self.discovery.shadows.refused().cloned(),
+                perf_cgroups: self.discovery.perf_cgroups.count(),
+                perf_cgroups_refused: self.discovery.perf_cgroups.refused().cloned(),
                 ..finding.health().into()
             }),
             forward: sinks.iter().find_map(|sink| sink.forward.as_deref().cloned()),
@@ -244,7 +244,7 @@ impl Service {
 mod tests {
     use met_core::job::State;
     use met_query::jobs::{JobsFilter, PageAsk};
-    use met_query::protocol::WireCourse;
+    use met_query::protocol::WireSeries;
 
     use super::super::write_retries::tests::service;
     use super::*;
@@ -276,10 +276,10 @@ mod tests {
         assert!(
             interest(&list(Some(101)), 7, &shown).is_empty() && interest(&list(None), 7, &shown).is_empty()
         );
-        let (course, nothing) =
-            (Request::Course { key: running.key.clone(), after_ms: 0 }, Reply::Course(WireCourse::default()));
-        assert_eq!(interest(&course, 7, &nothing), std::slice::from_ref(&own), "also without a new sample");
-        assert!(interest(&course, 8, &nothing).is_empty(), "it is another user's");
+        let (series, nothing) =
+            (Request::Series { key: running.key.clone(), after_ms: 0 }, Reply::Series(WireSeries::default()));
+        assert_eq!(interest(&series, 7, &nothing), std::slice::from_ref(&own), "also without a new sample");
+        assert!(interest(&series, 8, &nothing).is_empty(), "it is another user's");
         service.close();
     }
 }

@@ -15,13 +15,13 @@ use met_core::energy::idle::LearnedIdle;
 use met_core::gpu_holding::Holding;
 use met_core::job::{CgroupPaths, JobKey, ProcessId, Record};
 use met_core::node_health::NodeHealth;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_host::{Host, clock};
 use met_sinks::bus::Ticker;
 use met_sources::Options;
 use met_store::{Device, NodePart};
 
-use super::last_tick::Board;
+use super::last_tick::MetricsCache;
 use super::orders::{self, Orders};
 use super::sampler_view::{Published, View};
 use super::sampler_worker::{Drained, Order, Worker};
@@ -83,7 +83,7 @@ impl Sampling {
     pub fn start(
         host: Host,
         config: &Config,
-        board: Option<Arc<Board>>,
+        metrics_cache: Option<Arc<MetricsCache>>,
         ticker: Option<Ticker>,
     ) -> io::Result<Sampling> {
         let (orders, published) = (orders::queue().0, Arc::default());
@@ -92,7 +92,7 @@ impl Sampling {
         let counter_budget = Budget::of_process();
         let mut sampling =
             Sampling { orders, thread: None, stuck, delay, is_slow, published, watchdog, counter_budget };
-        sampling.begin(host, config, board, ticker)?;
+        sampling.begin(host, config, metrics_cache, ticker)?;
         Ok(sampling)
     }
 
@@ -102,7 +102,7 @@ impl Sampling {
         &mut self,
         host: Host,
         config: &Config,
-        board: Option<Arc<Board>>,
+        metrics_cache: Option<Arc<MetricsCache>>,
         ticker: Option<Ticker>,
     ) -> io::Result<()> {
         let (orders, taken) = orders::queue();
@@ -113,8 +113,8 @@ impl Sampling {
         self.orders = orders;
         self.published = Published::before(self.published.view());
         let published = Arc::clone(&self.published);
-        if let Some(board) = &board {
-            ask_for_pages(board, &self.orders);
+        if let Some(metrics_cache) = &metrics_cache {
+            ask_for_pages(metrics_cache, &self.orders);
         }
         self.stuck.set(false);
         self.delay.set(None);
@@ -123,17 +123,22 @@ impl Sampling {
             options.pulse.begin();
             let mut sampler = Sampler::with(host, config.sampling.shortest(), &config, &options);
             sampler.set_cadence(config.sampling.cadence());
-            if board.is_some() || ticker.is_some() {
+            if metrics_cache.is_some() || ticker.is_some() {
                 sampler.watch_node();
             }
-            Worker::new(sampler, published).work(&taken, board.as_deref(), ticker.as_ref(), &options.pulse);
+            Worker::new(sampler, published).work(
+                &taken,
+                metrics_cache.as_deref(),
+                ticker.as_ref(),
+                &options.pulse,
+            );
         };
         self.thread = Some(std::thread::Builder::new().name("sampler".to_owned()).spawn(work)?);
         Ok(())
     }
 
     /// Begins to sample a job; `before` is what an earlier daemon saw of it.
-    pub fn add(&self, record: &Record, before: Option<Course>) {
+    pub fn add(&self, record: &Record, before: Option<Series>) {
         let record = record.clone();
         self.order(move |worker| worker.add(&record, before.as_ref()));
     }
@@ -314,7 +319,7 @@ impl Sampling {
     }
 
     /// Copies of the samples that the next [`Sampling::drain`] takes out.
-    pub(super) fn peek(&self, wanted: Wanted) -> Vec<Course> {
+    pub(super) fn peek(&self, wanted: Wanted) -> Vec<Series> {
         self.glance(move |worker| {
             unflushed_samples::peek(&wanted, &worker.sampler, &worker.slots, &worker.undelivered.drained)
         })
@@ -457,14 +462,14 @@ impl Sampling {
     ) -> Option<T> {
         let (reply, answer) = mpsc::sync_channel(1);
         let is_sent = self.orders.offer(Box::new(move |worker| drop(reply.send(question(worker)))));
-        let patience = match self.busy_since_ns() {
+        let timeout = match self.busy_since_ns() {
             _ if !is_sent => return None,
             _ if self.stuck.get() => ANSWER_WITHIN_WHEN_STUCK,
             // It was waited for, and is not a second time.
             Some(_) if self.is_blocked() || self.is_slow.get() => Duration::ZERO,
             _ => VIEW_WITHIN,
         };
-        let answer = answer.recv_timeout(patience).ok();
+        let answer = answer.recv_timeout(timeout).ok();
         if let Some(since_ns) =
             self.busy_since_ns().filter(|_| answer.is_none() && self.delay.get().is_none())
         {
@@ -520,8 +525,8 @@ impl Sampling {
 
     /// Waits for an answer, but not for a thread in whose place another one can continue.
     fn wait_for<T>(&self, answer: &Receiver<T>) -> Result<T, Stuck> {
-        let patience = if self.stuck.get() { ANSWER_WITHIN_WHEN_STUCK } else { ANSWER_WITHIN };
-        let deadline = Instant::now() + patience;
+        let timeout = if self.stuck.get() { ANSWER_WITHIN_WHEN_STUCK } else { ANSWER_WITHIN };
+        let deadline = Instant::now() + timeout;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match answer.recv_timeout(left.min(SURE_AFTER)) {
@@ -556,16 +561,20 @@ impl Sampling {
 }
 
 /// Lets scrapes have all jobs read, by the thread that takes these orders, as long as it does.
-fn ask_for_pages(board: &Arc<Board>, orders: &Arc<Orders>) {
-    let (orders, of) = (Arc::downgrade(orders), Arc::downgrade(board));
-    board.ask_with(move || {
+fn ask_for_pages(metrics_cache: &Arc<MetricsCache>, orders: &Arc<Orders>) {
+    let (orders, of) = (Arc::downgrade(orders), Arc::downgrade(metrics_cache));
+    metrics_cache.ask_with(move || {
         let of = of.clone();
         let order: Order = Box::new(move |worker| {
-            if let Some(board) = of.upgrade() {
+            if let Some(metrics_cache) = of.upgrade() {
                 let sampler = &mut worker.sampler;
-                let is_recent = board.is_recent(sampler.all_read_ns());
-                let details = board.shows_details();
-                board.post(if is_recent { sampler.now(details) } else { sampler.look_for_page(details) });
+                let is_recent = metrics_cache.is_recent(sampler.all_read_ns());
+                let details = metrics_cache.shows_details();
+                metrics_cache.post(if is_recent {
+                    sampler.now(details)
+                } else {
+                    sampler.look_for_page(details)
+                });
             }
         });
         if let Some(orders) = orders.upgrade() {
@@ -593,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_that_is_known_is_told_and_none_is_not() {
+    fn an_allocation_that_is_known_is_reported_and_none_is_not() {
         let (orders, received) = orders::queue();
         let sampling = without_thread(orders);
         let mut record = met_core::sample::bare(1, "x");

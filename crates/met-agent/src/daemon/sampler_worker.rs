@@ -10,20 +10,20 @@ use met_core::energy::idle::LearnedIdle;
 use met_core::event;
 use met_core::job::{JobKey, Record};
 use met_core::node_health::FailingSource;
-use met_core::series::{Course, PackedSamples};
+use met_core::series::{PackedSamples, Series};
 use met_host::clock;
 use met_query::protocol::SourceStatus;
 use met_sinks::bus::Ticker;
-use met_sources::{Fault, Pulse, Wrong};
+use met_sources::{Fault, Heartbeat, Wrong};
 use met_store::Device;
 
-use super::idle_readings::Rest;
-use super::last_tick::Board;
+use super::idle_readings::IdleReadings;
+use super::last_tick::MetricsCache;
 use super::memory_release;
 use super::orders::Taken;
 use super::sampler_view::{Published, View};
 use crate::node_energy::Charged;
-use crate::node_series::NodeCourse;
+use crate::node_series::NodePartSeries;
 use crate::sampler::{Known, Sampled, Sampler};
 
 /// Readings of a machine without jobs this far apart do not keep their code in memory.
@@ -39,11 +39,11 @@ const ENDED_MAX: usize = 1024;
 #[derive(Default)]
 pub struct Drained {
     pub jobs: Vec<(JobKey, PackedSamples)>,
-    /// Cards by uuid, and what is known of each.
-    pub cards: Vec<(String, Course)>,
+    /// GPUs by uuid, and what is known of each.
+    pub gpus: Vec<(String, Series)>,
     pub devices: Vec<Device>,
     /// Parts of the machine by their tables and labels.
-    pub node: Vec<NodeCourse>,
+    pub node: Vec<NodePartSeries>,
     /// What the machine uses doing nothing.
     pub idle: Vec<LearnedIdle>,
     /// What was known of jobs that ended while the wait for it was over.
@@ -61,7 +61,7 @@ impl Undelivered {
     fn hand_over(&mut self, fresh: Drained, to: &SyncSender<Drained>) {
         let mut all = std::mem::take(&mut self.drained);
         all.jobs.extend(fresh.jobs);
-        all.cards.extend(fresh.cards);
+        all.gpus.extend(fresh.gpus);
         all.devices = fresh.devices;
         all.idle = fresh.idle;
         all.node.extend(fresh.node);
@@ -106,7 +106,7 @@ pub(super) struct Worker {
     pub slots: HashMap<JobKey, u32>,
     last_errors: HashMap<&'static str, String>,
     pub undelivered: Undelivered,
-    rest: Option<Rest>,
+    rest: Option<IdleReadings>,
     /// When the machine without jobs is read for its series.
     next_node_ns: Option<i64>,
     published: Arc<Published>,
@@ -147,13 +147,19 @@ impl Worker {
         keys
     }
 
-    pub fn work(&mut self, orders: &Taken, board: Option<&Board>, ticker: Option<&Ticker>, pulse: &Pulse) {
+    pub fn work(
+        &mut self,
+        orders: &Taken,
+        metrics_cache: Option<&MetricsCache>,
+        ticker: Option<&Ticker>,
+        pulse: &Heartbeat,
+    ) {
         // A thread that was given up does nothing more, whatever is left in its channel.
         while !pulse.is_given_up() {
             // Without jobs there is nothing to wake up for, but for a look at the machine now and then.
-            let patience = self.patience();
+            let timeout = self.timeout();
             pulse.rest();
-            let order = orders.next(patience.map(|patience| patience.max(Duration::from_micros(1))));
+            let order = orders.next(timeout.map(|timeout| timeout.max(Duration::from_micros(1))));
             pulse.begin();
             match order {
                 Ok(order) => order(self),
@@ -170,8 +176,8 @@ impl Worker {
                 self.report_errors();
                 let published = Arc::clone(&self.published);
                 published.ticked(|| self.view());
-                if let Some(board) = board {
-                    board.ticked();
+                if let Some(metrics_cache) = metrics_cache {
+                    metrics_cache.ticked();
                 }
                 if let Some(ticker) = ticker {
                     self.sampler.publish_tick(ticker);
@@ -192,13 +198,13 @@ impl Worker {
     }
 
     /// How long the thread may sleep; `None` until the next order.
-    fn patience(&mut self) -> Option<Duration> {
+    fn timeout(&mut self) -> Option<Duration> {
         if self.sampler.is_at_work() {
             (self.rest, self.next_node_ns) = (None, None);
             return Some(self.sampler.until_next_tick());
         }
         let now_ns = clock::boottime_ns();
-        let rest = self.rest.get_or_insert_with(|| Rest::begin(now_ns, self.sampler.slowest_meter()));
+        let rest = self.rest.get_or_insert_with(|| IdleReadings::begin(now_ns, self.sampler.slowest_meter()));
         let until_look = rest.until_next(now_ns);
         self.plan_node(now_ns);
         let until_node = self.next_node_ns.map(|next| Duration::from_nanos((next - now_ns).max(0) as u64));
@@ -242,7 +248,7 @@ impl Worker {
         }
     }
 
-    pub fn add(&mut self, record: &Record, before: Option<&Course>) {
+    pub fn add(&mut self, record: &Record, before: Option<&Series>) {
         if self.slots.contains_key(&record.key) {
             return;
         }
@@ -269,9 +275,9 @@ impl Worker {
 
     pub fn drain(&mut self, reply: &SyncSender<Drained>) {
         let sampler = &mut self.sampler;
-        let (jobs, cards, devices) = (sampler.drain(), sampler.gpus.drain(), sampler.gpus.devices());
+        let (jobs, gpus, devices) = (sampler.drain(), sampler.gpus.drain(), sampler.gpus.devices());
         let (node, idle) = (sampler.machine.drain(), sampler.energy().learned_idle());
-        self.undelivered.hand_over(Drained { jobs, cards, devices, node, idle, ended: Vec::new() }, reply);
+        self.undelivered.hand_over(Drained { jobs, gpus, devices, node, idle, ended: Vec::new() }, reply);
     }
 
     pub fn costs(&self) -> Vec<SourceStatus> {
@@ -319,7 +325,7 @@ mod tests {
     fn what_nobody_waited_for_is_delivered_to_the_next_one() {
         let mut undelivered = Undelivered::default();
         let one = |id: &str| Drained {
-            cards: vec![(id.to_owned(), Course::new(&met_core::JOB))],
+            gpus: vec![(id.to_owned(), Series::new(&met_core::JOB))],
             ..Drained::default()
         };
         let (gave_up, receiver) = mpsc::sync_channel(1);
@@ -327,9 +333,9 @@ mod tests {
         undelivered.hand_over(one("a"), &gave_up);
         let (waits, receiver) = mpsc::sync_channel(1);
         undelivered.hand_over(one("b"), &waits);
-        let cards: Vec<String> = receiver.recv().unwrap().cards.into_iter().map(|(id, _)| id).collect();
-        assert_eq!(cards, ["a", "b"]);
-        assert!(undelivered.drained.cards.is_empty());
+        let gpus: Vec<String> = receiver.recv().unwrap().gpus.into_iter().map(|(id, _)| id).collect();
+        assert_eq!(gpus, ["a", "b"]);
+        assert!(undelivered.drained.gpus.is_empty());
     }
 
     #[test]
@@ -368,9 +374,9 @@ mod tests {
             (event::series_key(&key("1"), "faults"), samples_of(&event::TABLE, 1000)),
         ];
         let mut sampled = Sampled::default();
-        sampled.course = samples(2000).unpack();
+        sampled.series = samples(2000).unpack();
         sampled.put_before(undelivered.take_of(&key("1")));
-        assert_eq!(sampled.course.times_ms, [1000, 2000]);
+        assert_eq!(sampled.series.times_ms, [1000, 2000]);
         let keys: Vec<&str> = sampled.more.iter().map(|(key, _)| event::of_series_key(key).1).collect();
         assert_eq!((keys, undelivered.drained.jobs.len()), (vec!["faults"], 1));
     }
@@ -394,11 +400,11 @@ mod tests {
         let host = Host::at(root.path()).unwrap();
         let mut worker =
             Worker::new(Sampler::of_node(host, Duration::from_secs(1), &without), Arc::default());
-        assert_eq!(worker.patience(), None, "there is nothing to look at");
+        assert_eq!(worker.timeout(), None, "there is nothing to look at");
         worker.reconfigure(&without, &with);
-        assert!(worker.patience().is_some());
+        assert!(worker.timeout().is_some());
         worker.reconfigure(&with, &without);
-        assert_eq!(worker.patience(), None);
+        assert_eq!(worker.timeout(), None);
     }
 
     #[test]
@@ -411,18 +417,18 @@ mod tests {
         let config = Config::parse(yaml, std::path::Path::new("met.yaml")).unwrap();
         let host = Host::at(root.path()).unwrap();
         let mut worker = Worker::new(Sampler::of_node(host, Duration::from_secs(1), &config), Arc::default());
-        assert_eq!(worker.patience(), None, "nothing is stored");
+        assert_eq!(worker.timeout(), None, "nothing is stored");
         worker.sampler.machine.keep_series(true);
         let mut samples = 0;
         while samples < 3 {
-            let patience = worker.patience().unwrap();
-            assert!(patience <= Duration::from_millis(20));
-            std::thread::sleep(patience);
+            let timeout = worker.timeout().unwrap();
+            assert!(timeout <= Duration::from_millis(20));
+            std::thread::sleep(timeout);
             worker.look_at_node();
             let node = worker.sampler.machine.drain().into_iter().find(|(table, ..)| table.name == "node");
-            samples += node.map_or(0, |(.., course)| course.len());
+            samples += node.map_or(0, |(.., series)| series.len());
         }
         worker.sampler.machine.keep_series(false);
-        assert_eq!(worker.patience(), None);
+        assert_eq!(worker.timeout(), None);
     }
 }

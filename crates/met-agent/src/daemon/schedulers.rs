@@ -81,25 +81,25 @@ enum Nudge {
 
 /// Who asks schedulers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asker {
+pub enum SchedulerClient {
     /// For all nodes; those of root ask by default.
     Server { root: bool },
     /// About the jobs that it measured. Where a server asks for all, only if that is configured.
     Daemon { system: bool, forwards: bool },
 }
 
-impl Asker {
+impl SchedulerClient {
     fn asks_by_default(self) -> bool {
         match self {
-            Asker::Server { root } => root,
-            Asker::Daemon { system, forwards } => system && !forwards,
+            SchedulerClient::Server { root } => root,
+            SchedulerClient::Daemon { system, forwards } => system && !forwards,
         }
     }
 
     /// Whether it reads the page on which a scheduler counts its queue. It takes no rights to read it.
     fn reads_queue(self, presence: Presence) -> bool {
         match presence {
-            Presence::Auto => matches!(self, Asker::Server { .. }) || self.asks_by_default(),
+            Presence::Auto => matches!(self, SchedulerClient::Server { .. }) || self.asks_by_default(),
             Presence::Yes => true,
             Presence::No => false,
         }
@@ -107,8 +107,8 @@ impl Asker {
 
     fn scope(self) -> Scope {
         match self {
-            Asker::Server { .. } => Scope::Cluster,
-            Asker::Daemon { .. } => Scope::Node,
+            SchedulerClient::Server { .. } => Scope::Cluster,
+            SchedulerClient::Daemon { .. } => Scope::Node,
         }
     }
 }
@@ -122,11 +122,11 @@ pub struct Before {
 }
 
 /// The schedulers that are to be asked, and whether their commands are there.
-pub fn wanted(config: &Configured, asker: Asker) -> Vec<(Scheduler, bool)> {
+pub fn wanted(config: &Configured, client: SchedulerClient) -> Vec<(Scheduler, bool)> {
     let programs = programs(config);
     let found = |scheduler: Scheduler| (scheduler, programs.find(scheduler.row().1.program).is_some());
     let is_wanted = |&(scheduler, is_here): &(Scheduler, bool)| match config.asked[scheduler as usize] {
-        Presence::Auto => asker.asks_by_default() && is_here,
+        Presence::Auto => client.asks_by_default() && is_here,
         Presence::Yes => true,
         Presence::No => false,
     };
@@ -153,16 +153,16 @@ impl Schedulers {
     pub fn start(
         host: &Host,
         config: &Configured,
-        asker: Asker,
+        client: SchedulerClient,
         before: impl Fn(&str) -> Before,
     ) -> io::Result<Schedulers> {
         let (sender, news) = mpsc::sync_channel(QUEUE);
         let mut schedulers = Schedulers { workers: Vec::new(), queue_readers: Vec::new(), news, bell: None };
-        let scope = config.scope.unwrap_or(asker.scope());
+        let scope = config.scope.unwrap_or(client.scope());
         let node = Some(host.facts().hostname.clone()).filter(|_| scope == Scope::Node);
-        let by_id = scope == Scope::Node && matches!(asker, Asker::Daemon { .. });
+        let by_id = scope == Scope::Node && matches!(client, SchedulerClient::Daemon { .. });
         let usual = if by_id { DAEMON_INTERVAL } else { SERVER_INTERVAL };
-        for (scheduler, _) in wanted(config, asker) {
+        for (scheduler, _) in wanted(config, client) {
             let manager = scheduler.row().0.name;
             let bell = schedulers.own_bell()?;
             let Before { cursor, live } = before(manager);
@@ -185,7 +185,7 @@ impl Schedulers {
             schedulers.workers.push(Worker { manager, nudges, status, measured });
         }
         for &scheduler in Scheduler::ALL {
-            schedulers.read_queue(scheduler, config, asker, &sender)?;
+            schedulers.read_queue(scheduler, config, client, &sender)?;
         }
         Ok(schedulers)
     }
@@ -203,14 +203,14 @@ impl Schedulers {
         &mut self,
         scheduler: Scheduler,
         config: &Configured,
-        asker: Asker,
+        client: SchedulerClient,
         sender: &SyncSender<Update>,
     ) -> io::Result<()> {
         let (index, manager) = (scheduler as usize, scheduler.name());
         let (Some(pages), Some(address)) = (scheduler::queue_pages(scheduler), &config.metrics[index]) else {
             return Ok(());
         };
-        if !asker.reads_queue(config.asked[index]) {
+        if !client.reads_queue(config.asked[index]) {
             return Ok(());
         }
         let page = Some(address.clone());
@@ -220,7 +220,7 @@ impl Schedulers {
         // As its commands are queried; a daemon without these is one of many, too.
         let is_one_of_many = match worker {
             Some(worker) => worker.measured.is_some(),
-            None => matches!(asker, Asker::Daemon { .. }),
+            None => matches!(client, SchedulerClient::Daemon { .. }),
         };
         let usual = if is_one_of_many { DAEMON_INTERVAL } else { SERVER_INTERVAL };
         let reader = QueueReader {
@@ -445,7 +445,7 @@ impl Asking {
         }
         let mut status = lock(&self.status);
         status.asking = false;
-        status.told += runs;
+        status.reported += runs;
         status.took_ms = i64::try_from(begin.elapsed().as_millis()).ok();
         match result {
             Ok(()) => {
@@ -523,7 +523,7 @@ mod tests {
     use super::*;
     use met_config::Config;
 
-    const SERVER: Asker = Asker::Server { root: true };
+    const SERVER: SchedulerClient = SchedulerClient::Server { root: true };
 
     #[test]
     fn two_thousand_daemons_query_less_than_four_times_a_second() {
@@ -590,11 +590,11 @@ mod tests {
         };
         let answer = format!("echo '{{{}, {}}}'", job(7, here), job(8, "not-this-node"));
         let folder = commands(&[("oarstat", &answer)]);
-        const DAEMON: Asker = Asker::Daemon { system: true, forwards: true };
-        let reported = |scope, asker| {
+        const DAEMON: SchedulerClient = SchedulerClient::Daemon { system: true, forwards: true };
+        let reported = |scope, client| {
             let interval = Some(Duration::from_millis(1));
             let config = Configured { scope, interval, ..configured(folder.path()) };
-            let schedulers = Schedulers::start(&host, &config, asker, |_| Before::default()).unwrap();
+            let schedulers = Schedulers::start(&host, &config, client, |_| Before::default()).unwrap();
             schedulers.job_started(&JobKey {
                 cluster: None,
                 manager: "oar".into(),
@@ -624,9 +624,9 @@ mod tests {
         fs::write(&path, script).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         let config = configured(folder.path());
-        let asker = Asker::Daemon { system: true, forwards: false };
+        let client = SchedulerClient::Daemon { system: true, forwards: false };
         let schedulers =
-            Schedulers::start(&Host::real().unwrap(), &config, asker, |_| Before::default()).unwrap();
+            Schedulers::start(&Host::real().unwrap(), &config, client, |_| Before::default()).unwrap();
         let mut record = met_core::sample::scheduled();
         record.key = JobKey { cluster: None, manager: "oar".into(), id: "7".into(), incarnation: 0 };
         (record.state, record.scheduling) = (met_core::job::State::Finished, Default::default());
@@ -678,8 +678,8 @@ mod tests {
     fn a_daemon_without_jobs_of_a_scheduler_reports_that_it_asks_nothing() {
         let folder = commands(&[("oarstat", "echo '{}'")]);
         let (host, config) = (Host::real().unwrap(), configured(folder.path()));
-        let asker = Asker::Daemon { system: true, forwards: false };
-        let schedulers = Schedulers::start(&host, &config, asker, |_| Before::default()).unwrap();
+        let client = SchedulerClient::Daemon { system: true, forwards: false };
+        let schedulers = Schedulers::start(&host, &config, client, |_| Before::default()).unwrap();
         let jobs = || schedulers.status().remove(0).jobs;
         assert_eq!(jobs(), Some(0));
         let key =
@@ -697,8 +697,8 @@ mod tests {
         config.asked[Scheduler::Oar as usize] = Presence::Auto;
         config.asked[Scheduler::Lsf as usize] = Presence::Auto;
         let names =
-            |asker| wanted(&config, asker).iter().map(|(kind, _)| kind.row().0.name).collect::<Vec<_>>();
-        let daemon = |system, forwards| Asker::Daemon { system, forwards };
+            |client| wanted(&config, client).iter().map(|(kind, _)| kind.row().0.name).collect::<Vec<_>>();
+        let daemon = |system, forwards| SchedulerClient::Daemon { system, forwards };
         assert!(names(daemon(true, false)).contains(&"lsf") && names(SERVER).contains(&"lsf"));
         assert_eq!(
             names(daemon(false, false)),

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use met_core::belief::is_known_end;
 use met_core::bounds;
 use met_core::job::{JobKey, Origin, Record, State};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_host::Host;
 use met_jobs::discover::{Event, Found};
 use met_store::{Queries, inbox};
@@ -16,12 +16,12 @@ use met_wire::batch::Subject;
 
 use super::admission::Admission;
 use super::claims;
-use super::discovery_thread::Finding;
+use super::discovery_thread::Finder;
 use super::forwarding;
 use super::found_jobs::{self, Discovery};
 use super::housekeeping::{Housekeeping, IMPORT_FOR};
 use super::identifying::Asked;
-use super::last_tick::Board;
+use super::last_tick::MetricsCache;
 use super::live_settings::{LiveSettings, Reach};
 use super::permissions::Access;
 use super::process_groups::{self, News};
@@ -30,7 +30,7 @@ use super::recorder::Recorder;
 use super::registry::{Late, Registry, is_found};
 use super::sampler_thread::{Sampling, Stuck};
 use super::scheduler_answers;
-use super::schedulers::{Asker, Schedulers};
+use super::schedulers::{SchedulerClient, Schedulers};
 use super::sinks::{self, Outputs};
 use super::socket::Peer;
 use super::supervisors::LOOK_FOR;
@@ -81,26 +81,30 @@ pub(super) trait OnEnd {
     fn job_ended(&mut self, ended: &Ended<'_>);
 }
 
-fn asker(config: &Config, place: &Place) -> Asker {
-    Asker::Daemon { system: place.system, forwards: forwarding::is_set_up(config, place) }
+fn client(config: &Config, place: &Place) -> SchedulerClient {
+    SchedulerClient::Daemon { system: place.system, forwards: forwarding::is_set_up(config, place) }
 }
 
 impl Service {
-    pub fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Result<Service> {
+    pub fn open(
+        setting: &Setting,
+        place: &Place,
+        metrics_cache: Option<Arc<MetricsCache>>,
+    ) -> Result<Service> {
         let writer = jobs::open_writer(&place.state).map_err(|error| Failure::usage(error.to_string()))?;
         let before = |manager: &str| scheduler_answers::before(&writer, manager);
         let asked = &setting.config.schedulers;
-        let asker = asker(&setting.config, place);
-        let schedulers = Schedulers::start(&setting.host, asked, asker, before)?;
-        let outputs = Outputs::open(setting, place, board);
-        let (board, ticker) = (outputs.board.clone(), outputs.bus.ticker());
+        let client = client(&setting.config, place);
+        let schedulers = Schedulers::start(&setting.host, asked, client, before)?;
+        let outputs = Outputs::open(setting, place, metrics_cache);
+        let (metrics_cache, ticker) = (outputs.metrics_cache.clone(), outputs.bus.ticker());
         let mut service = Service {
             host: setting.host.clone(),
             place: place.clone(),
             settings: LiveSettings::of(setting),
             registry: Registry::default(),
             recorder: Recorder::new(writer, IdleFile::open(&place.state, &setting.host)),
-            sampling: Sampling::start(setting.host.clone(), &setting.config, board, ticker)?,
+            sampling: Sampling::start(setting.host.clone(), &setting.config, metrics_cache, ticker)?,
             discovery: Discovery::of(setting, place),
             admission: Admission::begin(),
             housekeeping: Housekeeping::begin(),
@@ -113,15 +117,15 @@ impl Service {
             tracing::warn!("daemon.operators: there is no group {group:?}; there are no operators");
         }
         service.outputs.publish_sampling(service.settings.for_sinks());
-        service.discovery.shadows.remove_old(&mut service.recorder.writer);
-        service.recorder.emitting.told = service.recorder.writer.factors().unwrap_or_default();
+        service.discovery.perf_cgroups.remove_old(&mut service.recorder.writer);
+        service.recorder.emitting.reported = service.recorder.writer.factors().unwrap_or_default();
         service.recorder.emitting.ask(&setting.config)?;
         service.import(None);
         service.housekeeping.remove_earlier_cgroups(&service.host, &service.recorder.writer);
         service.brief_sampling();
         service.take_up_running()?;
         if found_jobs::discovers(&setting.config, place) {
-            service.discovery.finding = Some(Finding::start(&setting.host, &setting.config.jobs)?);
+            service.discovery.finding = Some(Finder::start(&setting.host, &setting.config.jobs)?);
         } else {
             service.close_vanished();
         }
@@ -243,8 +247,8 @@ impl Service {
         if let Some(groups) = &mut self.discovery.groups {
             groups.note_other_job(&record);
         }
-        self.sampling.add(&record, self.recorder.course_before(&record.key));
-        self.outputs.on_board(|board| board.runs(&record));
+        self.sampling.add(&record, self.recorder.series_before(&record.key));
+        self.outputs.on_metrics_cache(|metrics_cache| metrics_cache.runs(&record));
         self.schedulers.job_started(&record.key);
         let (key, is_found) = (record.key.clone(), is_found(&record));
         self.registry.insert(record);
@@ -257,7 +261,7 @@ impl Service {
     pub(super) fn ended(
         &mut self,
         mut record: Record,
-        sampled: Option<Course>,
+        sampled: Option<Series>,
         peer: Peer,
         access: Access,
     ) -> Result<Reply> {
@@ -277,10 +281,10 @@ impl Service {
         }
         claims::vouch_end(&self.admission.made, &mut record, known.as_ref(), peer, sampled.is_some());
         self.take_announced(&mut record, known.as_ref(), peer);
-        if let Some(course) = sampled.filter(|_| known.is_none()) {
-            let course = claims::vouch_samples(course, &record, self.admission.reserved_ns(&record.key));
-            self.admission.announced.count_samples(&course);
-            self.recorder.keep_course(&record.key, &course, &mut self.outputs);
+        if let Some(series) = sampled.filter(|_| known.is_none()) {
+            let series = claims::vouch_samples(series, &record, self.admission.reserved_ns(&record.key));
+            self.admission.announced.count_samples(&series);
+            self.recorder.keep_series(&record.key, &series, &mut self.outputs);
         }
         self.admission.number_used(&record.key);
         self.close_job(record)?;
@@ -307,12 +311,12 @@ impl Service {
         if let Some(kept) =
             self.registry.jobs.get(&record.key).filter(|_| self.outputs.is_withheld(&record.key))
         {
-            self.outputs.publish_unnamed(&kept.record, self.recorder.course_before(&record.key));
+            self.outputs.publish_unnamed(&kept.record, self.recorder.series_before(&record.key));
         }
         match &written {
             Ok(()) => self.end_stored(&record),
             // It does not run any more, and its last figures are shown when the store has them.
-            Err(_) => self.outputs.on_board(|board| board.forget(&record.key)),
+            Err(_) => self.outputs.on_metrics_cache(|metrics_cache| metrics_cache.forget(&record.key)),
         }
         self.leave_running(&record);
         written?;
@@ -335,7 +339,7 @@ impl Service {
     fn leave_running(&mut self, record: &Record) {
         self.registry.remove(record, &mut self.recorder);
         self.revert_with(&record.key);
-        self.follow_shadows();
+        self.follow_perf_cgroups();
         self.housekeeping.job_left(&self.host, record);
         if self.registry.jobs.is_empty() {
             // Nothing else writes the last samples of the GPUs.
@@ -459,12 +463,12 @@ impl Service {
         kept.record.key = new.clone();
         self.recorder.adopt(&kept.record, &mut self.outputs);
         let was_withheld = self.outputs.stop_withholding(&old);
-        if let Some(course) = self.recorder.course_before(&new).filter(|_| was_withheld) {
-            sinks::publish_samples(&mut self.outputs.bus, Subject::Job(new.clone()), course);
+        if let Some(series) = self.recorder.series_before(&new).filter(|_| was_withheld) {
+            sinks::publish_samples(&mut self.outputs.bus, Subject::Job(new.clone()), series);
         }
-        self.outputs.on_board(|board| {
-            board.forget(&old);
-            board.runs(&kept.record);
+        self.outputs.on_metrics_cache(|metrics_cache| {
+            metrics_cache.forget(&old);
+            metrics_cache.runs(&kept.record);
         });
         self.registry.jobs.insert(new.clone(), kept);
         self.schedulers.job_started(&new);
@@ -497,7 +501,7 @@ impl Service {
     pub(super) fn identify(&mut self, job: u64) {
         self.discovery.identify(job);
         self.ask_who_is_due();
-        self.follow_shadows();
+        self.follow_perf_cgroups();
     }
 
     pub fn ask_who_is_due(&mut self) {
@@ -540,14 +544,20 @@ impl Service {
     }
 
     /// Brings the directories in line with the jobs that are there and the events that are asked for.
-    fn follow_shadows(&mut self) {
+    fn follow_perf_cgroups(&mut self) {
         let writer = &mut self.recorder.writer;
-        self.discovery.shadows.follow(&self.host, &self.settings, &self.registry, &self.sampling, writer);
+        self.discovery.perf_cgroups.follow(
+            &self.host,
+            &self.settings,
+            &self.registry,
+            &self.sampling,
+            writer,
+        );
     }
 
     /// Readable when a scheduler has told something, unless what was told before waits to be written.
     pub fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.schedulers.bell().filter(|_| self.recorder.unwritten.told.is_none())
+        self.schedulers.bell().filter(|_| self.recorder.unwritten.reported.is_none())
     }
 
     /// Keeps a piece of what schedulers told: some dozens of jobs at a time, others have their turn in between.
@@ -568,7 +578,7 @@ impl Service {
     /// Tries again what could not be written.
     fn write_again(&mut self) {
         self.write_records();
-        if self.recorder.unwritten.told.is_some() {
+        if self.recorder.unwritten.reported.is_some() {
             self.hear();
         }
     }
@@ -591,7 +601,7 @@ impl Service {
 
     pub fn flush(&mut self) {
         self.write_again();
-        self.follow_shadows();
+        self.follow_perf_cgroups();
         let interval = self.settings.config.sampling.shortest();
         let late = self.recorder.write_samples(&self.sampling, &self.registry, interval, &mut self.outputs);
         // The sampler was asked for all of them before these samples. If they are no longer waited for, their energy may
@@ -601,7 +611,7 @@ impl Service {
         }
         for key in self.outputs.withheld_for_long() {
             match self.registry.jobs.get(&key) {
-                Some(kept) => self.outputs.publish_unnamed(&kept.record, self.recorder.course_before(&key)),
+                Some(kept) => self.outputs.publish_unnamed(&kept.record, self.recorder.series_before(&key)),
                 None => drop(self.outputs.stop_withholding(&key)),
             }
         }
@@ -692,7 +702,7 @@ impl Service {
 
     /// When to look after the sampling thread, while it ticks.
     pub fn next_care(&self) -> Option<Instant> {
-        self.sampling.next_care(!self.registry.jobs.is_empty() || self.outputs.board.is_some())
+        self.sampling.next_care(!self.registry.jobs.is_empty() || self.outputs.metrics_cache.is_some())
     }
 
     /// Goes on with another sampling thread if this one is kept.
@@ -731,7 +741,7 @@ impl Service {
         if let Some(groups) = &self.discovery.groups {
             groups.tell(&self.sampling);
         }
-        self.discovery.shadows.tell(&self.sampling);
+        self.discovery.perf_cgroups.tell(&self.sampling);
         true
     }
 
@@ -779,7 +789,7 @@ impl Service {
     /// Brings the sampler in line; says what cannot be counted.
     fn settle_standing(&mut self) -> Option<String> {
         self.settings.settle(&self.sampling);
-        self.follow_shadows();
+        self.follow_perf_cgroups();
         self.outputs.publish_sampling(self.settings.for_sinks());
         self.settings.set_events(&self.sampling)
     }
@@ -808,8 +818,8 @@ impl Service {
         }
         if before.schedulers != config.schedulers {
             let known = |manager: &str| scheduler_answers::before(&self.recorder.writer, manager);
-            let asker = asker(config, &self.place);
-            self.schedulers = Schedulers::start(&self.host, &config.schedulers, asker, known)?;
+            let client = client(config, &self.place);
+            self.schedulers = Schedulers::start(&self.host, &config.schedulers, client, known)?;
             self.registry.jobs.keys().for_each(|key| self.schedulers.job_started(key));
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use met_core::job::{JobKey, Record, Summaries};
 use met_core::node_health::NodeHealth;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, Kind};
 use met_jobs::identity::{NAMED_WITHIN, is_unnamed};
 use met_sinks::bus::{self, Bus};
@@ -16,7 +16,7 @@ use met_sinks::forward::{self, server_watch::ServerWatch};
 use met_wire::batch::{Interim, Subject};
 
 use super::forwarding;
-use super::last_tick::Board;
+use super::last_tick::MetricsCache;
 use super::live_messages::LiveMessages;
 use super::sampler_thread::Sampling;
 use super::service::{Ended, OnEnd};
@@ -28,17 +28,21 @@ use met_store::Queries;
 
 /// Opens all that are configured, and what a server says of watched jobs if one is sent to. One that cannot be opened keeps
 /// nothing from being measured; its status says why.
-fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> (Bus, Option<ServerWatch>) {
+fn open(
+    setting: &Setting,
+    place: &Place,
+    metrics_cache: Option<&MetricsCache>,
+) -> (Bus, Option<ServerWatch>) {
     // As with `http`, the machine's file is meant for the machine's daemon.
     let is_machines = setting.config_path.as_deref() == Some(Path::new(met_config::MACHINE_FILE));
     let configured: &[_] = if place.system || !is_machines { &setting.config.sinks } else { &[] };
     let mut bus = Bus::open(configured, Some(&setting.host.facts().hostname), &place.state);
     let (name, mut watch) = (forward::SPEC.name, None);
-    match forwarding::start(&setting.host, &setting.config, place, board.is_some()) {
+    match forwarding::start(&setting.host, &setting.config, place, metrics_cache.is_some()) {
         Ok(None) => {}
         Ok(Some(forward)) => {
-            if let Some(board) = board {
-                board.watch(forward.watch());
+            if let Some(metrics_cache) = metrics_cache {
+                metrics_cache.watch(forward.watch());
             }
             watch = Some(forward.server_watch());
             let (interest, details) = (forward.interest(), forward.details());
@@ -51,11 +55,11 @@ fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> (Bus, Option
             bus.add_failed(status);
         }
     }
-    if let Some(board) = board {
-        bus.attach(Arc::clone(&board.hub));
+    if let Some(metrics_cache) = metrics_cache {
+        bus.attach(Arc::clone(&metrics_cache.hub));
     }
-    if let Some(board) = board.filter(|_| !bus.is_empty()) {
-        board.watch(bus.watch());
+    if let Some(metrics_cache) = metrics_cache.filter(|_| !bus.is_empty()) {
+        metrics_cache.watch(bus.watch());
     }
     (bus, watch)
 }
@@ -64,7 +68,7 @@ fn open(setting: &Setting, place: &Place, board: Option<&Board>) -> (Bus, Option
 pub(super) struct Outputs {
     pub(super) bus: Bus,
     /// If there is a subscriber.
-    pub(super) board: Option<Arc<Board>>,
+    pub(super) metrics_cache: Option<Arc<MetricsCache>>,
     /// If an address is configured.
     pub(super) http: Option<HttpStatus>,
     /// If messages of live configuration are taken.
@@ -78,12 +82,16 @@ pub(super) struct Outputs {
 }
 
 impl Outputs {
-    pub(super) fn open(setting: &Setting, place: &Place, board: Option<Arc<Board>>) -> Outputs {
-        let (bus, server_watch) = open(setting, place, board.as_deref());
+    pub(super) fn open(
+        setting: &Setting,
+        place: &Place,
+        metrics_cache: Option<Arc<MetricsCache>>,
+    ) -> Outputs {
+        let (bus, server_watch) = open(setting, place, metrics_cache.as_deref());
         Outputs {
             bus,
             server_watch,
-            board,
+            metrics_cache,
             http: None,
             configure: None,
             withheld: HashMap::new(),
@@ -147,15 +155,15 @@ impl Outputs {
     }
 
     /// A job that keeps the name it was found under: publishes what was held back while the name might change.
-    pub(super) fn publish_unnamed(&mut self, record: &Record, course: Option<Course>) {
+    pub(super) fn publish_unnamed(&mut self, record: &Record, series: Option<Series>) {
         if !self.stop_withholding(&record.key) {
             return;
         }
         if self.bus.wants(event::Kind::Started) {
             self.bus.publish(&Event::Started(Arc::new(record.clone())));
         }
-        if let Some(course) = course {
-            publish_samples(&mut self.bus, Subject::Job(record.key.clone()), course);
+        if let Some(series) = series {
+            publish_samples(&mut self.bus, Subject::Job(record.key.clone()), series);
         }
     }
 
@@ -171,16 +179,16 @@ impl Outputs {
         }
     }
 
-    pub(super) fn on_board(&self, update: impl FnOnce(&Board)) {
-        if let Some(board) = &self.board {
-            update(board);
+    pub(super) fn on_metrics_cache(&self, update: impl FnOnce(&MetricsCache)) {
+        if let Some(metrics_cache) = &self.metrics_cache {
+            update(metrics_cache);
         }
     }
 }
 
 impl OnEnd for Outputs {
     fn job_ended(&mut self, Ended { record, store, .. }: &Ended<'_>) {
-        self.on_board(|board| board.ended(record));
+        self.on_metrics_cache(|metrics_cache| metrics_cache.ended(record));
         self.publish_stored_end(store, record);
     }
 }
@@ -192,9 +200,9 @@ pub(super) fn publish_end(bus: &mut Bus, record: &Record) {
     }
 }
 
-pub(super) fn publish_samples(bus: &mut Bus, subject: Subject, course: Course) {
-    if !course.is_empty() && bus.wants(event::Kind::Samples) {
-        bus.publish(&Event::Samples(Arc::new(Samples { node: None, subject, course })));
+pub(super) fn publish_samples(bus: &mut Bus, subject: Subject, series: Series) {
+    if !series.is_empty() && bus.wants(event::Kind::Samples) {
+        bus.publish(&Event::Samples(Arc::new(Samples { node: None, subject, series })));
     }
 }
 

@@ -23,7 +23,7 @@ use met_query::handshake::PROTOCOL_OLDEST;
 use met_query::protocol::{self, Reply, Request};
 
 /// How long a starting daemon waits for a leaving one to let go of the lock.
-const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The lock, held for the life of a daemon, and the socket bound under it.
 pub struct Post {
@@ -48,7 +48,7 @@ impl Claim {
         let lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
         let begin = Instant::now();
         while rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            if Client::connect(&place.socket()).is_ok() || begin.elapsed() > LOCK_PATIENCE {
+            if Client::connect(&place.socket()).is_ok() || begin.elapsed() > LOCK_TIMEOUT {
                 return Ok(None);
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -60,7 +60,7 @@ impl Claim {
     }
 
     /// Starts to listen: from now on connections are answered.
-    pub fn open_door(self, place: &Place) -> Result<Post> {
+    pub fn open_socket(self, place: &Place) -> Result<Post> {
         let listener = bind(&place.socket(), place.system)?;
         let post = Post {
             _lock: self.lock,
@@ -107,13 +107,13 @@ impl Post {
     }
 
     /// Removes the socket; one last accept finds clients that had connected by then.
-    pub fn close_door(&mut self) -> Option<(UnixStream, Peer)> {
+    pub fn close_socket(&mut self) -> Option<(UnixStream, Peer)> {
         self.address.iter().for_each(|file| address::withdraw(file));
         let _ = fs::remove_file(&self.socket);
         self.accept()
     }
 
-    pub fn reopen_door(&mut self) -> Result<()> {
+    pub fn reopen_socket(&mut self) -> Result<()> {
         self.listener = bind(&self.socket, self.system)?;
         self.announce();
         Ok(())
@@ -358,7 +358,7 @@ mod tests {
             UnixListener::bind(beside(left)).unwrap();
         }
         fs::write(beside("daemon.17"), "a file of somebody").unwrap();
-        let post = Claim::take(&place).unwrap().unwrap().open_door(&place).unwrap();
+        let post = Claim::take(&place).unwrap().unwrap().open_socket(&place).unwrap();
         let mut names: Vec<String> = fs::read_dir(root.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -10,7 +10,7 @@ use met_core::job::{JobKey, Record, State};
 use met_host::{Host, Liveness};
 use met_store::inbox::{Entry, JobDir};
 
-use super::registry::{Kept, Registry, is_found};
+use super::registry::{RegisteredJob, Registry, is_found};
 use super::spare_descriptors::Spare;
 use met_config::Place;
 use met_query::jobs;
@@ -68,7 +68,7 @@ impl Registry {
         }
     }
 
-    fn unlinked_jobs(&self) -> impl Iterator<Item = (&JobKey, &Kept)> {
+    fn unlinked_jobs(&self) -> impl Iterator<Item = (&JobKey, &RegisteredJob)> {
         let jobs = self.jobs.iter().map(|(key, kept)| (key, &**kept));
         jobs.filter(|(_, kept)| kept.watch.links == 0 && !is_found(&kept.record))
     }

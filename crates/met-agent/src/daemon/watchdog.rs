@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use met_core::job::Record;
 use met_core::node_health::FailingSource;
 use met_host::{Host, clock};
-use met_sources::{At, DriverCalls, Options, Pulse, Unavailable};
+use met_sources::{At, DriverCalls, Heartbeat, Options, Unavailable};
 
 use super::recorder::Recorder;
 use super::sampler_thread::Sampling;
@@ -38,7 +38,7 @@ const ASKED_APART: &str = "nvidia";
 
 /// What other threads know of the sampling thread.
 pub(super) struct Watchdog {
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) pulse: Arc<Heartbeat>,
     driver_calls: DriverCalls,
     kept_after: Cell<Duration>,
     /// Where it was when it had been busy for too long, and when that was seen.
@@ -224,7 +224,7 @@ impl Sampling {
             None => "",
         };
         tracing::error!("the sampling thread {happened} {what}; thread replaced{instead}");
-        let begun = self.begin(host.clone(), config, outputs.board.clone(), outputs.bus.ticker());
+        let begun = self.begin(host.clone(), config, outputs.metrics_cache.clone(), outputs.bus.ticker());
         if let Err(error) = &begun {
             tracing::error!("cannot start another sampling thread: {error}");
         }
@@ -233,7 +233,7 @@ impl Sampling {
 
     /// Tells the next thread of a job, as the next daemon would.
     pub(super) fn tell_job(&self, record: &Record, recorder: &Recorder) {
-        let before = recorder.course_before(&record.key);
+        let before = recorder.series_before(&record.key);
         match recorder.writer.get(&record.key) {
             Ok(Some(stored)) => {
                 self.add(&Record { gpus: stored.gpus.clone(), ..record.clone() }, before);

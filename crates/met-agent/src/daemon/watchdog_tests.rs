@@ -146,10 +146,10 @@ fn another_thread_goes_on_without_what_does_not_answer_until_it_does() {
     assert_eq!(end.state, State::Finished);
     assert_eq!(end.totals.get(CPU), Some(7_000_000_000));
     assert_eq!(end.totals.get(MEMORY_NEEDED_PEAK), Some(500_000_000), "seen by the thread before");
-    let course = service.recorder.writer.course(&key).unwrap();
-    let gap_ms = course.times_ms.windows(2).map(|pair| pair[1] - pair[0]).max();
+    let series = service.recorder.writer.series(&key).unwrap();
+    let gap_ms = series.times_ms.windows(2).map(|pair| pair[1] - pair[0]).max();
     assert!(gap_ms >= Some(KEPT_AFTER_MIN.as_millis() as i64), "nobody looked: {gap_ms:?}");
-    let cpu = &course.columns[JOB.column("cpu").unwrap()];
+    let cpu = &series.columns[JOB.column("cpu").unwrap()];
     assert!(cpu.iter().all(|&cell| cell == MISSING || cell >= 1_000_000_000), "{cpu:?}");
     service.close();
 }
@@ -182,7 +182,7 @@ pub(in crate::daemon) fn daemon_of(service: Service) -> super::super::Daemon {
     let claim = Claim::take(&service.place).unwrap().unwrap();
     Daemon {
         http: None,
-        post: claim.open_door(&service.place).unwrap(),
+        post: claim.open_socket(&service.place).unwrap(),
         signals: Signals::block().unwrap(),
         in_terminal: false,
         connections: Connections::new(Limits::of(1024, false)),
@@ -231,7 +231,7 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     let factors = client_of(&mut daemon, &Request::Factors);
     let reads = [
         client_of(&mut daemon, &Request::Jobs(JobsFilter::default())),
-        client_of(&mut daemon, &Request::Course { key: key.clone(), after_ms: i64::MIN }),
+        client_of(&mut daemon, &Request::Series { key: key.clone(), after_ms: i64::MIN }),
         client_of(&mut daemon, &Request::NodeParts { since_ms: 0 }),
         client_of(&mut daemon, &Request::Energy),
         client_of(&mut daemon, &Request::Status),
@@ -248,7 +248,7 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     drop(gone);
     // Nobody spins until the sampler answers.
     assert!(daemon.service.sampling.is_blocked());
-    assert_eq!(daemon.patience(), Some(super::super::RETRY_EVERY));
+    assert_eq!(daemon.timeout(), Some(super::super::RETRY_EVERY));
     assert_eq!(daemon.poll().connections[..2], [false, false], "a hang-up is seen to later");
     assert_eq!(daemon.service.sampling.watchdog.replaced, 0, "nobody waited so long");
 

@@ -14,12 +14,12 @@ pub(super) struct Unwritten {
     /// The newest of each job, of its start or its end.
     pub(super) records: VecDeque<Record>,
     /// As long as there is one no further news is taken: its scheduler waits with the rest.
-    pub(super) told: Option<Update>,
+    pub(super) reported: Option<Update>,
 }
 
 impl Unwritten {
     pub(super) fn is_empty(&self) -> bool {
-        self.records.is_empty() && self.told.is_none()
+        self.records.is_empty() && self.reported.is_none()
     }
 
     /// Keeps the start or the end of a job in the place of what was known of it.
@@ -180,11 +180,11 @@ pub(super) mod tests {
         assert_eq!((service.job_count(), service.has_to_flush()), (0, true));
         let mut run = Recorded::new("slurm", "8".to_owned());
         run.scheduling.submit_ns = Some(1_000_000_000);
-        service.recorder.unwritten.told =
+        service.recorder.unwritten.reported =
             Some(Update { manager: "slurm", recorded: vec![run], cursor: Some(5), ..Update::default() });
         service.flush();
         assert!(
-            service.recorder.unwritten.told.is_some()
+            service.recorder.unwritten.reported.is_some()
                 && service.recorder.unwritten.record_of(&record.key).is_some()
         );
 

@@ -26,18 +26,18 @@ pub(super) struct Tariff {
     currency: Arc<str>,
 }
 
-/// The energy of cards that a job shows.
+/// The energy of GPUs that a job shows.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct CardEnergy {
+pub struct GpuEnergy {
     energy_uj: i64,
-    /// How it is known and from what; nothing where no card is.
+    /// How it is known and from what; nothing where no GPU is.
     known_by: Option<(QualityKind, String)>,
 }
 
-impl CardEnergy {
-    pub fn of(totals: &Totals) -> CardEnergy {
+impl GpuEnergy {
+    pub fn of(totals: &Totals) -> GpuEnergy {
         let figure = totals.figure(column::GPU_ENERGY);
-        CardEnergy {
+        GpuEnergy {
             energy_uj: figure.map_or(0, |figure| figure.value),
             known_by: figure.map(|figure| (figure.kind, figure.source.to_string())),
         }
@@ -47,12 +47,12 @@ impl CardEnergy {
 /// What a job was charged so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Charged {
-    /// Its share of windows: all that it is charged, cards included.
+    /// Its share of windows: all that it is charged, GPUs included.
     pub(super) line: Line,
     /// What it used of GPUs since the last window, not yet covered by a meter of the node.
     pub(super) open: Line,
-    /// At its end, what it shows of cards.
-    pub(super) cards: CardEnergy,
+    /// At its end, what it shows of GPUs.
+    pub(super) gpus: GpuEnergy,
     /// What the processors' part was split by.
     pub(super) weighed: Weighed,
     /// Microjoules × milligrams per kilowatt hour.
@@ -180,7 +180,7 @@ impl Charged {
         Charged {
             line: Line::default(),
             open: Line::default(),
-            cards: CardEnergy::default(),
+            gpus: GpuEnergy::default(),
             weighed: Weighed::default(),
             emitted: 0,
             factor: None,
@@ -194,7 +194,7 @@ impl Charged {
     /// Its line of a window, or that of a job inside it.
     pub(super) fn add(&mut self, line: &Line, window: &Closed, factor: &Factor) {
         self.line.add(line);
-        self.doubts.add(line.total_uj() - line.cards_uj(), window);
+        self.doubts.add(line.total_uj() - line.gpus_uj(), window);
         self.emitted += i128::from(line.total_uj()) * i128::from(factor.mg_per_kwh.max(0));
     }
 
@@ -231,11 +231,11 @@ impl Charged {
     pub(super) fn recall(&mut self, cells: &[i64], watched: Watched) {
         self.doubts.watched = watched;
         self.before = COLUMNS.map(|column| cells[column].max(0));
-        for (column, of_cards) in
+        for (column, of_gpus) in
             [(column::ENERGY, column::GPU_ENERGY), (column::ENERGY_IDLE, column::GPU_ENERGY_IDLE)]
         {
             if let Some(at) = COLUMNS.iter().position(|&known| known == column) {
-                self.before[at] = self.before[at].max(cells[of_cards]);
+                self.before[at] = self.before[at].max(cells[of_gpus]);
             }
         }
     }
@@ -254,13 +254,13 @@ impl Charged {
     }
 
     /// The same of all that it was charged: it is known as badly as the worse of its parts that matter.
-    fn kind(&self, cards: &CardEnergy) -> QualityKind {
-        let (cards_uj, whole_uj) = (self.now().cards_uj(), self.now().total_uj());
+    fn kind(&self, gpus: &GpuEnergy) -> QualityKind {
+        let (gpus_uj, whole_uj) = (self.now().gpus_uj(), self.now().total_uj());
         let windows = self.kind_of_windows(whole_uj);
-        let kind_of_cards = cards.known_by.as_ref().map(|(kind, _)| *kind);
+        let kind_of_gpus = gpus.known_by.as_ref().map(|(kind, _)| *kind);
         // That it was measured, or how it was shared, is what the windows say of the whole, too.
-        let doubtful = kind_of_cards.filter(|&kind| kind >= QualityKind::Estimated);
-        doubtful.filter(|_| matters(cards_uj, whole_uj)).map_or(windows, |kind| windows.max(kind))
+        let doubtful = kind_of_gpus.filter(|&kind| kind >= QualityKind::Estimated);
+        doubtful.filter(|_| matters(gpus_uj, whole_uj)).map_or(windows, |kind| windows.max(kind))
     }
 
     /// What is missing or estimated.
@@ -269,7 +269,7 @@ impl Charged {
     }
 
     fn host_uj(&self) -> i64 {
-        self.line.total_uj() - self.line.cards_uj()
+        self.line.total_uj() - self.line.gpus_uj()
     }
 
     /// By `COLUMNS`; nothing before the first window.
@@ -305,24 +305,24 @@ impl Charged {
     }
 
     /// Puts the figures into the totals of a record, in the place of those that samples made. What the totals say of
-    /// cards is a part of them; where they say nothing, what the job showed at its end.
+    /// GPUs is a part of them; where they say nothing, what the job showed at its end.
     pub fn put(&self, totals: &mut Totals) {
         for column in COLUMNS {
             totals.remove(column);
         }
-        let known = CardEnergy::of(totals);
-        let cards = if known.known_by.is_some() { &known } else { &self.cards };
+        let known = GpuEnergy::of(totals);
+        let gpus = if known.known_by.is_some() { &known } else { &self.gpus };
         let Some(values) = self.values() else { return };
-        let (kind, kind_of_parts) = (self.kind(cards), self.kind_of_windows(self.host_uj()));
+        let (kind, kind_of_parts) = (self.kind(gpus), self.kind_of_windows(self.host_uj()));
         let meters = self.metered.names.iter().map(String::as_str).collect::<Vec<_>>().join("; ");
         let by = self.weighed.words();
         let (by, caveat) = match meters.is_empty() {
             true => (by.to_owned(), None),
             false => (format!("{meters}, {by}"), self.caveat()),
         };
-        let of_cards = cards.known_by.as_ref().filter(|_| cards.energy_uj > 0);
-        let with_cards = of_cards.map_or(by.clone(), |(_, cards)| format!("{cards} of GPUs; {by}"));
-        let [source, with_cards] = [by, with_cards].map(|text| Provenance::from(text).with(caveat));
+        let of_gpus = gpus.known_by.as_ref().filter(|_| gpus.energy_uj > 0);
+        let with_gpus = of_gpus.map_or(by.clone(), |(_, gpus)| format!("{gpus} of GPUs; {by}"));
+        let [source, with_gpus] = [by, with_gpus].map(|text| Provenance::from(text).with(caveat));
         for (column, value) in COLUMNS.into_iter().zip(values) {
             let Some(value) = value else { continue };
             let (source, kind) = match (column, &self.factor) {
@@ -333,7 +333,7 @@ impl Charged {
                 (column::ENERGY_CPU | column::ENERGY_REST, _) => (source.clone(), kind_of_parts),
                 (column::EMISSIONS, Some(factor)) => (factor.source.to_string().into(), kind),
                 (column::COST, _) => (self.tariff.words().unwrap_or_default().into(), kind),
-                _ => (with_cards.clone(), kind),
+                _ => (with_gpus.clone(), kind),
             };
             totals.set(column, value, kind, source);
         }

@@ -71,7 +71,7 @@ pub(super) struct Used {
     shown_ug: [i64; SHARES.len()],
 }
 
-/// Brings what is shown up to the ledger's figures. A counter does not fall because a card's energy turned out to be
+/// Brings what is shown up to the ledger's figures. A counter does not fall because a GPU's energy turned out to be
 /// another's; as long as one is above its figure, others show as much less of their growth, so that all together are
 /// never more than the ledger has.
 fn show(shown: &mut [i64; SHARES.len()], ledger: [i64; SHARES.len()]) {

@@ -9,7 +9,7 @@ use super::used::{Used, shares_uj};
 
 /// The longest time between readings of a GPU's counter: its difference from the integral of power belongs to
 /// all that time.
-const CARDS_SPAN_NS: i64 = 20_000_000_000;
+const GPUS_SPAN_NS: i64 = 20_000_000_000;
 
 #[derive(Default)]
 pub(super) struct Windows {
@@ -36,7 +36,7 @@ impl Windows {
     }
 
     pub(super) fn keep(&mut self, window: EnergyWindow) {
-        let since_ns = window.end_ns - CARDS_SPAN_NS;
+        let since_ns = window.end_ns - GPUS_SPAN_NS;
         self.recent.retain(|before| before.end_ns > since_ns);
         self.recent.push_back(window);
     }
@@ -46,12 +46,12 @@ impl Windows {
     pub(super) fn now(&self) -> Option<EnergyWindow> {
         let mut newest_first = self.recent.iter().rev();
         let mut now = newest_first.next()?.clone();
-        if self.recent.iter().all(|window| window.cards_uj == 0) && !now.corrects() {
+        if self.recent.iter().all(|window| window.gpus_uj == 0) && !now.corrects() {
             return Some(now);
         }
         for before in newest_first {
             let continues = before.end_ns == now.begin_ns && before.meter == now.meter;
-            if !continues || now.end_ns - now.begin_ns >= CARDS_SPAN_NS && !now.corrects() {
+            if !continues || now.end_ns - now.begin_ns >= GPUS_SPAN_NS && !now.corrects() {
                 break;
             }
             now = now.after(before);

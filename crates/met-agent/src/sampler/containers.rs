@@ -27,12 +27,12 @@ pub(super) struct Containers {
 impl Containers {
     /// Begins to read the cgroups of containers that were started since the last look.
     pub(super) fn follow(&mut self, host: &Host, members: &mut Members, slot: u32) {
-        let Some(keeper) = members.keeper(slot) else { return };
+        let Some(cluster_writer) = members.cluster_writer(slot) else { return };
         let has_name = |&pid: &u32| {
             let name = host.process(pid).ok().and_then(|process| host.process_name(process));
             name.is_some_and(|name| name.as_bytes() == MONITOR)
         };
-        let monitors = processes::children_of(host, keeper.pid).into_iter().filter(has_name);
+        let monitors = processes::children_of(host, cluster_writer.pid).into_iter().filter(has_name);
         for pid in monitors.flat_map(|monitor| processes::children_of(host, monitor)) {
             let Some(paths) = container_of(host, pid) else { continue };
             // A daemon that finds jobs of others may have it as a job of its own.
@@ -136,8 +136,8 @@ mod tests {
         // What is found at the first look is read at the next.
         (0..3).for_each(|_| sampler.look());
         let sampled = sampler.remove(slot, Known::of(&record)).unwrap();
-        let course = sampled.course.clone();
-        sampled.complete(&mut record, &course, Duration::from_secs(1));
+        let series = sampled.series.clone();
+        sampled.complete(&mut record, &series, Duration::from_secs(1));
         let figure = record.totals.figure(CPU).unwrap();
         (figure.value, figure.kind, figure.source.clone())
     }

@@ -1,7 +1,7 @@
 //! Details of jobs: read with what is read anyway, shown as last read, and kept as series only if configured.
 
 use met_core::attribute::{Fold, JobMap};
-use met_core::cards::Cards;
+use met_core::gpus::Gpus;
 use met_core::process_exits::{Gone, OWN_DETAILS};
 use met_core::series::PackedSamples;
 use met_core::{Batch, DETAIL, JOB, Kind, MISSING, Subject, Table};
@@ -58,8 +58,8 @@ impl JobRows {
         batches: &[Batch],
         map: &JobMap,
         jobs: &mut Jobs,
-        cards: &Cards,
-        told: bool,
+        gpus: &Gpus,
+        reported: bool,
         gone: impl Fn(u32) -> Option<&'g Gone>,
     ) {
         if self.details.is_empty() {
@@ -72,8 +72,8 @@ impl JobRows {
             let Subject::Job(slot) = row.owner else { continue };
             let Some(job) = jobs.get_mut(&slot) else { continue };
             let details = &mut job.counts.details;
-            details.own.depart(told, |subject| map.owner(subject).is_some());
-            cards.fill_details(slot, cells);
+            details.own.depart(reported, |subject| map.owner(subject).is_some());
+            gpus.fill_details(slot, cells);
             details.complete(cells, gone(slot));
         }
     }

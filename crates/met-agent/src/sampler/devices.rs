@@ -3,14 +3,14 @@
 use std::collections::{HashMap, HashSet};
 
 use met_core::attribute::JobMap;
-use met_core::cards::{Cards, Rows};
-use met_core::gpu::card::{self, label};
+use met_core::gpu::device::{self, label};
+use met_core::gpus::{Gpus, Rows};
 use met_core::job::JobKey;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{Batch, MISSING, Subject, gpu};
 use met_host::{Host, clock};
 use met_jobs::processes;
-use met_sinks::snapshot::{self, HeldCard};
+use met_sinks::snapshot::{self, HeldGpu};
 use met_sources::Runner;
 use met_store::Device;
 
@@ -36,34 +36,34 @@ pub(super) fn gap_ns(interval_ns: i64) -> i64 {
 
 /// The GPUs of the machine.
 #[derive(Default)]
-pub struct Gpus {
-    pub(super) cards: Cards,
+pub struct SampledGpus {
+    pub(super) gpus: Gpus,
     /// Processes on GPUs that are no job's, as far as is known.
     pub(super) strangers: HashSet<Subject>,
     /// Samples that were not taken out yet, by uuid.
-    courses: HashMap<String, Course>,
+    all_series: HashMap<String, Series>,
     pub(super) pace: GpuPace,
     pub(super) dropped_samples: u64,
     /// How often drivers were asked how many there are.
     asked: u32,
 }
 
-impl Gpus {
-    pub(super) fn new(config: &Config, tick_ns: i64) -> Gpus {
-        let mut gpus = Gpus::default();
+impl SampledGpus {
+    pub(super) fn new(config: &Config, tick_ns: i64) -> SampledGpus {
+        let mut gpus = SampledGpus::default();
         gpus.reconfigure(config, tick_ns);
         gpus
     }
 
     pub(super) fn reconfigure(&mut self, config: &Config, tick_ns: i64) {
-        self.cards.set_idle_rules(config.gpu.idle_power.clone());
+        self.gpus.set_idle_rules(config.gpu.idle_power.clone());
         self.pace = GpuPace::new(config.nvidia.interval);
         self.set_tick(tick_ns);
     }
 
     /// Ticks come by this period.
     pub(super) fn set_tick(&mut self, tick_ns: i64) {
-        self.cards.set_gap(gap_ns(self.pace.interval_ns(tick_ns)));
+        self.gpus.set_gap(gap_ns(self.pace.interval_ns(tick_ns)));
     }
 
     /// Takes in what was read of the GPUs.
@@ -77,10 +77,10 @@ impl Gpus {
     ) {
         let mut rows = Vec::new();
         for (batches, labels) in runner.labelled() {
-            if let [cards, processes] = batches
-                && std::ptr::eq(cards.table, &gpu::card::TABLE)
+            if let [gpus, processes] = batches
+                && std::ptr::eq(gpus.table, &gpu::device::TABLE)
             {
-                rows.push(Rows { cards, processes, labels });
+                rows.push(Rows { gpus, processes, labels });
             }
         }
         if rows.is_empty() {
@@ -91,7 +91,7 @@ impl Gpus {
             if let Some((main, since_ns)) = job.main {
                 let known = processes::holdings(host, main);
                 if !known.is_empty() {
-                    self.cards.hold(slot, known);
+                    self.gpus.hold(slot, known);
                 }
                 if now_ns - since_ns >= ASKED_FOR_NS {
                     job.main = None;
@@ -99,33 +99,33 @@ impl Gpus {
             }
         }
         let unix_offset_ns = clock::unix_offset_ns();
-        self.cards.look(&rows, map, now_ns, unix_offset_ns);
+        self.gpus.look(&rows, map, now_ns, unix_offset_ns);
         self.keep_samples((now_ns + unix_offset_ns) / 1_000_000);
     }
 
     /// A GPU's own series is stored once, whoever uses it; one that no job holds has none.
     fn keep_samples(&mut self, time_ms: i64) {
         const KEPT: [usize; 5] =
-            [card::UTILIZATION, card::MEMORY_USED, card::POWER, card::TEMPERATURE, card::CLOCK];
+            [device::UTILIZATION, device::MEMORY_USED, device::POWER, device::TEMPERATURE, device::CLOCK];
         // A period that was chosen for the GPUs is that of their samples; a reading may be late by a tenth of it.
         let least_ms = SAMPLES_MS.min(self.pace.interval_ns(SAMPLES_MS * 1_000_000) * 9 / 10_000_000);
-        for (labels, cells) in self.cards.in_use() {
+        for (labels, cells) in self.gpus.in_use() {
             let uuid = &labels[label::UUID];
-            if !self.courses.contains_key(uuid) {
-                self.courses.insert(uuid.clone(), Course::new(&card::TABLE));
+            if !self.all_series.contains_key(uuid) {
+                self.all_series.insert(uuid.clone(), Series::new(&device::TABLE));
             }
-            let Some(course) = self.courses.get_mut(uuid) else { continue };
-            let mut kept = [MISSING; card::TABLE.columns.len()];
+            let Some(series) = self.all_series.get_mut(uuid) else { continue };
+            let mut kept = [MISSING; device::TABLE.columns.len()];
             for column in KEPT {
                 kept[column] = cells[column];
             }
             // Early looks at a young job, and a clock that was set back, add nothing to a GPU's series.
-            let last_ms = course.times_ms.last().copied().unwrap_or(i64::MIN);
+            let last_ms = series.times_ms.last().copied().unwrap_or(i64::MIN);
             if time_ms.saturating_sub(least_ms) < last_ms {
                 continue;
             }
-            match course.len() < SAMPLES_MAX {
-                true => course.push(time_ms, &kept),
+            match series.len() < SAMPLES_MAX {
+                true => series.push(time_ms, &kept),
                 false => self.dropped_samples += 1,
             }
         }
@@ -133,12 +133,12 @@ impl Gpus {
 
     /// Those that jobs can be given; `None` until some were read.
     pub fn count(&self) -> Option<i64> {
-        self.cards.count()
+        self.gpus.count()
     }
 
     /// Whether drivers are asked how many there are, on a machine without jobs: some times, since they take a moment.
     pub(super) fn asks_for_count(&mut self) -> bool {
-        let asks = self.cards.count().is_none() && self.asked < ASKED_MAX;
+        let asks = self.gpus.count().is_none() && self.asked < ASKED_MAX;
         self.asked += u32::from(asks);
         asks
     }
@@ -146,9 +146,9 @@ impl Gpus {
     /// Whether a living process is on a GPU that was not there before and is of no job. On a busy node it may
     /// be a job's, whose processes were last listed some ticks ago.
     pub(super) fn meets_strangers(&mut self, batches: &[Batch], map: &JobMap) -> bool {
-        let of_cards = |batch: &&Batch| std::ptr::eq(batch.table, &gpu::process::TABLE);
+        let of_gpus = |batch: &&Batch| std::ptr::eq(batch.table, &gpu::process::TABLE);
         let lives = |owner: &Subject| matches!(owner, Subject::Task { start_ticks, .. } if *start_ticks != 0);
-        let owners = batches.iter().filter(of_cards).flat_map(Batch::rows).map(|(row, _)| row.owner);
+        let owners = batches.iter().filter(of_gpus).flat_map(Batch::rows).map(|(row, _)| row.owner);
         let strangers: HashSet<Subject> =
             owners.filter(|owner| lives(owner) && map.owner(*owner).is_none()).collect();
         let has_new = strangers.iter().any(|stranger| !self.strangers.contains(stranger));
@@ -157,13 +157,13 @@ impl Gpus {
     }
 
     /// The samples taken since the last call, by uuid.
-    pub fn drain(&mut self) -> Vec<(String, Course)> {
-        self.courses.drain().filter(|(_, course)| !course.is_empty()).collect()
+    pub fn drain(&mut self) -> Vec<(String, Series)> {
+        self.all_series.drain().filter(|(_, series)| !series.is_empty()).collect()
     }
 
     /// The samples of a GPU that are not drained yet.
-    pub fn undrained(&self, uuid: &str) -> Option<&Course> {
-        self.courses.get(uuid)
+    pub fn undrained(&self, uuid: &str) -> Option<&Series> {
+        self.all_series.get(uuid)
     }
 
     /// What is known of GPUs and outlives this process.
@@ -175,38 +175,38 @@ impl Gpus {
             idle_mw,
             lowest_mw,
         };
-        self.cards.idle_powers().map(device).collect()
+        self.gpus.idle_powers().map(device).collect()
     }
 
     /// Takes over what an earlier process learned about GPUs.
     pub fn recall(&mut self, devices: Vec<Device>) {
         for device in devices {
-            self.cards.recall_idle(device.uuid, device.idle_mw, device.lowest_mw);
+            self.gpus.recall_idle(device.uuid, device.idle_mw, device.lowest_mw);
         }
     }
 
     pub(super) fn rows(&self) -> snapshot::Rows {
-        let mut rows = snapshot::Rows::new(&card::TABLE);
-        for card in self.cards.now() {
-            rows.push(card.labels, card.cells);
+        let mut rows = snapshot::Rows::new(&device::TABLE);
+        for gpu in self.gpus.now() {
+            rows.push(gpu.labels, gpu.cells);
         }
         rows
     }
 
     /// Each GPU that a job holds, with the job.
-    pub(super) fn held(&self, jobs: &Jobs) -> Vec<(JobKey, HeldCard)> {
+    pub(super) fn held(&self, jobs: &Jobs) -> Vec<(JobKey, HeldGpu)> {
         let mut held = Vec::new();
-        for card in self.cards.now() {
-            let text = |index: usize| card.labels.get(index).cloned().unwrap_or_default();
-            for job in card.holders.iter().filter_map(|(slot, _)| jobs.get(slot)) {
-                let card = HeldCard {
+        for gpu in self.gpus.now() {
+            let text = |index: usize| gpu.labels.get(index).cloned().unwrap_or_default();
+            for job in gpu.holders.iter().filter_map(|(slot, _)| jobs.get(slot)) {
+                let gpu = HeldGpu {
                     index: text(label::INDEX),
                     uuid: text(label::UUID),
                     parent: text(label::PARENT),
                     vendor: text(label::VENDOR),
                     mig: text(label::MIG),
                 };
-                held.push((job.key.clone(), card));
+                held.push((job.key.clone(), gpu));
             }
         }
         held

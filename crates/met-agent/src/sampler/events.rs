@@ -282,7 +282,7 @@ pub(super) fn counts(runner: &Runner, map: &JobMap) -> Vec<(u32, EventCount)> {
 mod tests {
     use met_core::job::QualityKind;
 
-    use met_core::series::Course;
+    use met_core::series::Series;
 
     use super::*;
 
@@ -302,7 +302,7 @@ mod tests {
             }
         }
         events.close(25_500);
-        let drained: Vec<(String, Course)> =
+        let drained: Vec<(String, Series)> =
             events.drain().map(|(name, samples)| (name.to_owned(), samples.unpack())).collect();
         let of = |name: &str| &drained.iter().find(|(known, _)| known == name).unwrap().1;
         assert_eq!(of("instructions").times_ms, [0, 10_000, 20_000, 25_500]);

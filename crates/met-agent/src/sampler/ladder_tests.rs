@@ -182,7 +182,7 @@ fn a_job_in_which_nothing_runs_keeps_its_levels() {
     machine.put("sys/fs/cgroup/old/memory.stat", "anon 5\nfile 0\nshmem 0\n");
     let before = known(&sampler, old, CPU);
     machine.tick_until(&mut sampler, |sampler| known(sampler, old, CPU) > before + 3);
-    let course = sampler.jobs[&old].samples.unpack();
-    let last = course.len() - 1;
-    assert_eq!((course.columns[MEMORY_NEEDED][last], course.columns[THREADS_RUNNING][last]), (1_000_000, 4));
+    let series = sampler.jobs[&old].samples.unpack();
+    let last = series.len() - 1;
+    assert_eq!((series.columns[MEMORY_NEEDED][last], series.columns[THREADS_RUNNING][last]), (1_000_000, 4));
 }

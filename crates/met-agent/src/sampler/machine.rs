@@ -3,20 +3,20 @@
 use std::time::Duration;
 
 use met_core::node::{Freshness, NodeRow, NodeRows};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{Batch, MISSING};
 use met_host::clock;
 use met_query::machine_now::MachineNow;
 use met_sources::{Runner, node};
 
-use crate::node_series::{NodeCourse, NodeSeries};
+use crate::node_series::{NodePartSeries, UnwrittenSeries};
 use met_config::Node;
 
 /// What is known of the machine, and its series if they are stored.
 #[derive(Default)]
 pub struct Machine {
     rows: NodeRows,
-    series: Option<NodeSeries>,
+    series: Option<UnwrittenSeries>,
     /// How often a sample is stored.
     pub(super) intervals: Node,
     /// What all disks had moved when they were last asked for it.
@@ -37,13 +37,13 @@ impl Machine {
     }
 
     /// The samples taken since the last call.
-    pub fn drain(&mut self) -> Vec<NodeCourse> {
-        self.series.as_mut().map(NodeSeries::drain).unwrap_or_default()
+    pub fn drain(&mut self) -> Vec<NodePartSeries> {
+        self.series.as_mut().map(UnwrittenSeries::drain).unwrap_or_default()
     }
 
     /// The samples that are not drained yet, by label.
-    pub fn undrained(&self) -> impl Iterator<Item = (&str, &Course)> {
-        self.series.iter().flat_map(NodeSeries::undrained)
+    pub fn undrained(&self) -> impl Iterator<Item = (&str, &Series)> {
+        self.series.iter().flat_map(UnwrittenSeries::undrained)
     }
 
     pub fn keeps_series(&self) -> bool {

@@ -7,7 +7,7 @@ use met_core::job_table::*;
 use met_core::sampled::OF_NETWORK;
 use met_core::{JOB, MISSING, Table};
 use met_query::hidden_io;
-use met_sinks::snapshot::{HeldCard, Rows};
+use met_sinks::snapshot::{HeldGpu, Rows};
 use met_sources::{Runner, self_cost};
 
 use super::machine::Machine;
@@ -25,7 +25,7 @@ pub struct NodeNow {
     pub ticks: u64,
     pub tables: Vec<Rows>,
     pub jobs: HashMap<JobKey, JobNow>,
-    pub cards: Vec<(JobKey, HeldCard)>,
+    pub gpus: Vec<(JobKey, HeldGpu)>,
 }
 
 /// One job at that tick.
@@ -123,7 +123,7 @@ mod tests {
     use met_core::sample;
 
     #[test]
-    fn the_energy_of_a_job_on_a_page_does_not_fall_when_a_card_is_corrected() {
+    fn the_energy_of_a_job_on_a_page_does_not_fall_when_a_gpu_is_corrected() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc")).unwrap();
         std::fs::write(root.path().join("proc/stat"), "cpu 0 0 0 0\n").unwrap();

@@ -172,7 +172,7 @@ fn is_sharp(before: Option<i64>, now: Option<i64>, least: i64) -> bool {
 mod tests {
     use met_core::JOB;
     use met_core::cadence::TOGETHER_NS;
-    use met_core::series::Course;
+    use met_core::series::Series;
 
     use super::*;
 
@@ -187,9 +187,9 @@ mod tests {
     }
 
     /// A job of this age on the default ladder, read by a simulated clock as the sampler does, for some time.
-    fn followed(age_s: i64, for_s: i64, load: impl Fn(i64) -> (i64, i64)) -> (Course, usize) {
+    fn followed(age_s: i64, for_s: i64, load: impl Fn(i64) -> (i64, i64)) -> (Series, usize) {
         let ladder = Ladder::default();
-        let (mut pacing, mut course, mut whole) = (Pacing::new(0), Course::new(&JOB), 0);
+        let (mut pacing, mut series, mut whole) = (Pacing::new(0), Series::new(&JOB), 0);
         for second in age_s..age_s + for_s {
             let now_ns = second * SECOND_NS;
             pacing.look = match (now_ns >= pacing.next_ns(), now_ns % TOGETHER_NS == 0) {
@@ -201,11 +201,11 @@ mod tests {
             let (cpu_ns, bytes) = counters(second, &load, age_s);
             let mut cells = vec![MISSING; JOB.columns.len()];
             (cells[CPU], cells[READ], cells[WRITTEN], cells[MEMORY_NEEDED]) = (cpu_ns, 0, bytes, 1 << 30);
-            course.push(second * 1000, &cells);
+            series.push(second * 1000, &cells);
             pacing.compare(now_ns, &cells);
             pacing.plan(&ladder, now_ns);
         }
-        (course, whole)
+        (series, whole)
     }
 
     #[test]
@@ -215,13 +215,13 @@ mod tests {
                 let begin_s = age_s + 300 + shift_s;
                 let is_burst = |second: i64| (begin_s..begin_s + 30).contains(&second);
                 let load = |second: i64| if is_burst(second) { (4000, 200 << 20) } else { (500, 1 << 20) };
-                let (course, whole) = followed(age_s, 900, load);
+                let (series, whole) = followed(age_s, 900, load);
                 let peak = |column: usize| {
-                    course.intervals(column, 25_000).map(|span| span.peak).fold(0.0, f64::max)
+                    series.intervals(column, 25_000).map(|span| span.peak).fold(0.0, f64::max)
                 };
                 assert!(peak(CPU) >= 0.8 * 4e9, "{} at {age_s} s", peak(CPU));
                 assert!(peak(WRITTEN) >= 0.8 * f64::from(200 << 20), "{} at {age_s} s", peak(WRITTEN));
-                let in_burst = course.times_ms.iter().filter(|&&time_ms| is_burst(time_ms / 1000)).count();
+                let in_burst = series.times_ms.iter().filter(|&&time_ms| is_burst(time_ms / 1000)).count();
                 assert!(in_burst >= 15, "it is sampled every second again: {in_burst} at {age_s} s");
                 assert!(whole < 250, "and not for ever: {whole} at {age_s} s");
             }
@@ -262,9 +262,9 @@ mod tests {
     fn a_steady_job_is_read_in_full_as_rarely_as_its_ladder_says() {
         for (age_s, interval_s) in [(0, 1), (400, 10), (7200, 30), (2 * DAY_S, 60)] {
             let for_s = if age_s == 0 { 300 } else { 1200 };
-            let (course, whole) = followed(age_s, for_s, |_| (1000, 0));
+            let (series, whole) = followed(age_s, for_s, |_| (1000, 0));
             assert!((whole as i64 - for_s / interval_s).abs() <= 1, "{whole} at {age_s} s");
-            let longest_ms = course.spans_ms().into_iter().max();
+            let longest_ms = series.spans_ms().into_iter().max();
             assert!(longest_ms <= Some(10_000), "CPU time and memory are read every 10 s: {longest_ms:?}");
         }
     }

@@ -9,7 +9,7 @@ use met_core::job::{JobKey, Record, Totals};
 use met_core::job_processes::JobProcess;
 use met_core::job_table::*;
 use met_core::provenance::{Account, Caveat};
-use met_core::series::{Course, PackedSamples};
+use met_core::series::{PackedSamples, Series};
 use met_core::{JOB, Kind, MISSING};
 
 use met_query::live::{Live, PEAK_SPAN_MS};
@@ -38,9 +38,9 @@ impl Known {
 /// What samples know of a job at its end.
 pub struct Sampled {
     /// Samples that were not taken out before.
-    pub course: Course,
+    pub series: Series,
     /// The same of its further series, by their keys.
-    pub more: Vec<(JobKey, Course)>,
+    pub more: Vec<(JobKey, Series)>,
     /// What was known of it last.
     pub(super) live: Live,
     pub(super) attached: bool,
@@ -56,7 +56,7 @@ pub struct Sampled {
 impl Default for Sampled {
     fn default() -> Sampled {
         Sampled {
-            course: Course::new(&JOB),
+            series: Series::new(&JOB),
             more: Vec::new(),
             live: Live::default(),
             attached: false,
@@ -73,12 +73,12 @@ impl Sampled {
     pub fn put_before(&mut self, earlier: Vec<(JobKey, PackedSamples)>) {
         let mut more = Vec::new();
         for (key, samples) in earlier.into_iter().rev() {
-            let mut course = samples.unpack();
-            if std::ptr::eq(course.table, &JOB) {
-                course.append(&self.course);
-                self.course = course;
+            let mut series = samples.unpack();
+            if std::ptr::eq(series.table, &JOB) {
+                series.append(&self.series);
+                self.series = series;
             } else {
-                more.push((key, course));
+                more.push((key, series));
             }
         }
         more.reverse();
@@ -86,18 +86,18 @@ impl Sampled {
         self.more = more;
     }
 
-    /// Of a job that is gone, by what was stored of its course.
-    pub fn of_course(course: &Course, record: &Record) -> Sampled {
+    /// Of a job that is gone, by what was stored of its series.
+    pub fn of_series(series: &Series, record: &Record) -> Sampled {
         let Some(local) = &record.local else { return Sampled::default() };
         let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
-        course.each_row(|time_ms, cells| running.push(time_ms, cells));
+        series.each_row(|time_ms, cells| running.push(time_ms, cells));
         // Nobody saw its end.
         let profile = Profile { missed: true, ..met_jobs::job_cgroup::profile(local) };
         Sampled { live: Live::of(&running, profile), ..Sampled::default() }
     }
 
-    /// Whether it had to do with a card, as far as could be seen.
-    pub fn has_cards(&self) -> bool {
+    /// Whether it had to do with a GPU, as far as could be seen.
+    pub fn has_gpus(&self) -> bool {
         !self.live.gpus.is_empty()
     }
 
@@ -106,19 +106,19 @@ impl Sampled {
         at_end::complete(&mut record.totals, &self.live.totals, self.ends);
     }
 
-    /// Corrects the counters of a job that is over by what samples and exit records know, and ends the course with
+    /// Corrects the counters of a job that is over by what samples and exit records know, and ends the series with
     /// them: the last slow tick may be long ago.
     pub fn settle(&mut self, record: &mut Record) {
         self.ends.settle(&mut record.totals, &self.live.totals);
-        self.close_course(record);
+        self.close_series(record);
     }
 
-    fn close_course(&mut self, record: &Record) {
+    fn close_series(&mut self, record: &Record) {
         let Some(end_ms) = record.end_ns.map(|end_ns| end_ns / 1_000_000) else { return };
         let never_sampled = self.live.totals.iter().next().is_none();
         if self.attached
             || never_sampled
-            || self.course.times_ms.last().is_some_and(|&last_ms| last_ms >= end_ms)
+            || self.series.times_ms.last().is_some_and(|&last_ms| last_ms >= end_ms)
         {
             return;
         }
@@ -130,13 +130,13 @@ impl Sampled {
                 cells[column] = figure.value.max(seen);
             }
         }
-        self.course.push(end_ms, &cells);
+        self.series.push(end_ms, &cells);
     }
 
     /// Adds to the record of a job that is over what only samples know. `course` is the whole of it.
-    pub fn complete(&self, record: &mut Record, course: &Course, interval: Duration) {
-        if !course.is_empty() {
-            record.summaries = course.summaries(gap_ms(interval).max(self.gap_ms));
+    pub fn complete(&self, record: &mut Record, series: &Series, interval: Duration) {
+        if !series.is_empty() {
+            record.summaries = series.summaries(gap_ms(interval).max(self.gap_ms));
         }
         let seen = self.live.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
         self.fill(record);
@@ -154,7 +154,7 @@ impl Sampled {
         if let Some(seen) = seen {
             self.ends.set_processes(&mut record.totals, seen);
         }
-        doubt_needed_memory(&mut record.totals, course);
+        doubt_needed_memory(&mut record.totals, series);
         bound_by_cgroup(&mut record.totals);
         fit_memory_peaks(&mut record.totals);
         let by_service = containers::is_client(record).then_some(Caveat::NoContainers);
@@ -207,8 +207,8 @@ fn note_end_of_main(record: &mut Record) {
 
 /// Needed memory is only sampled. Where the kernel saw clearly more held at once than any sample explains,
 /// the highest came between two of them.
-fn doubt_needed_memory(totals: &mut Totals, course: &Course) {
-    let cache = course.maximum(MEMORY_CACHE).unwrap_or(0);
+fn doubt_needed_memory(totals: &mut Totals, series: &Series) {
+    let cache = series.maximum(MEMORY_CACHE).unwrap_or(0);
     let (Some(peak), Some(needed)) = (totals.get(MEMORY_PEAK), totals.figure(MEMORY_NEEDED_PEAK).cloned())
     else {
         return;
@@ -226,7 +226,7 @@ mod tests {
     use met_core::provenance::Provenance;
 
     /// A supervised job of which the samples saw this, and whose supervisor counted that.
-    fn settled(seen: &[(usize, i64)], counted: &[(usize, i64)], ends: Ends) -> (Record, Course) {
+    fn settled(seen: &[(usize, i64)], counted: &[(usize, i64)], ends: Ends) -> (Record, Series) {
         let mut sampled = Sampled { ends, ..Sampled::default() };
         let mut record = met_core::sample::full(1, "train");
         record.totals = Totals::default();
@@ -235,25 +235,25 @@ mod tests {
             sampled.live.totals.set(column, value, QualityKind::Sampled, "/proc");
             cells[column] = value;
         }
-        sampled.course.push(record.end_ns.unwrap() / 1_000_000 - 100, &cells);
+        sampled.series.push(record.end_ns.unwrap() / 1_000_000 - 100, &cells);
         for &(column, value) in counted {
             record.totals.set(column, value, LowerBound, Account::Rusage);
         }
         sampled.settle(&mut record);
-        (record, sampled.course)
+        (record, sampled.series)
     }
 
     #[test]
     fn a_counter_never_ends_below_what_was_sampled_and_its_series_does_not_fall() {
         let seen = [(PAGE_FAULTS_MINOR, 589), (SWITCHES_INVOLUNTARY, 642), (READ_CALL, 70), (CPU, 1_000)];
         let counted = [(PAGE_FAULTS_MINOR, 104), (SWITCHES_INVOLUNTARY, 4), (READ_CALL, 80), (CPU, 990)];
-        let (record, course) = settled(&seen, &counted, Ends::default());
+        let (record, series) = settled(&seen, &counted, Ends::default());
         let figure = |column| record.totals.figure(column).map(|figure| (figure.value, figure.kind)).unwrap();
         assert_eq!(figure(PAGE_FAULTS_MINOR), (589, LowerBound));
         assert_eq!(figure(SWITCHES_INVOLUNTARY), (642, LowerBound));
         assert_eq!(figure(READ_CALL), (80, LowerBound), "the end knows more");
         for column in [PAGE_FAULTS_MINOR, SWITCHES_INVOLUNTARY, READ_CALL, CPU] {
-            let [before, end] = course.columns[column][..] else { panic!("two samples") };
+            let [before, end] = series.columns[column][..] else { panic!("two samples") };
             assert!(before <= end, "{column}: {before} {end}");
         }
     }
@@ -265,7 +265,7 @@ mod tests {
             sampled.live.totals.set(PROCESSES, 40, LowerBound, "/proc");
             let mut record = met_core::sample::full(1, "train");
             record.totals.set(PROCESSES, 38, LowerBound, "wait");
-            sampled.complete(&mut record, &Course::new(&JOB), Duration::from_secs(1));
+            sampled.complete(&mut record, &Series::new(&JOB), Duration::from_secs(1));
             let figure = record.totals.figure(PROCESSES).unwrap();
             (figure.value, figure.kind, figure.source.to_string())
         };

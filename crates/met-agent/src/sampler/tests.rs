@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Instant;
 
-use met_core::gpu::card::label;
+use met_core::gpu::device::label;
 use met_core::job::{GpuUse, QualityKind};
 use met_core::job_table::*;
 use met_core::{MISSING, Subject};
@@ -17,7 +17,7 @@ use met_core::sample;
 const SCRIPT: &str = "driver 1\n\
     card 0 uuid=GPU-a name=Fake_H200 power=300000 util=90 memory=3000 total=8000 temperature=61\n";
 
-/// A job of one process that sleeps and was given card 0.
+/// A job of one process that sleeps and was given GPU 0.
 struct Sleeper {
     child: Child,
     folder: tempfile::TempDir,
@@ -38,7 +38,7 @@ impl Sleeper {
     fn script(&self, sm: u32, memory: u64) {
         let process = format!("process 0 pid={} memory={memory} sm={sm}\n", self.child.id());
         let fresh = self.folder.path().join("script.new");
-        // Nobody else is on the card.
+        // Nobody else is on the GPU.
         let script = SCRIPT.replace("util=90", &format!("util={sm}"));
         std::fs::write(&fresh, format!("{script}{process}")).unwrap();
         std::fs::rename(fresh, self.folder.path().join("script")).unwrap();
@@ -97,7 +97,7 @@ fn energy_uj(live: &Live) -> i64 {
 }
 
 #[test]
-fn what_a_job_did_with_a_card_goes_on_after_a_restart() {
+fn what_a_job_did_with_a_gpu_goes_on_after_a_restart() {
     let host = Host::real().unwrap();
     let job = Sleeper::new();
     job.script(60, 5000);
@@ -107,7 +107,7 @@ fn what_a_job_did_with_a_card_goes_on_after_a_restart() {
     let before = look_until(&mut first, |live| {
         live.gpus.first().is_some_and(|gpu| gpu.used_ns > 0 && gpu.memory_peak_bytes == Some(5000))
     });
-    let course = first.drain().remove(0).1.unpack();
+    let series = first.drain().remove(0).1.unpack();
     let devices = first.gpus.devices();
     drop(first);
 
@@ -116,7 +116,7 @@ fn what_a_job_did_with_a_card_goes_on_after_a_restart() {
     let mut second = job.sampler(&host);
     second.gpus.recall(devices);
     let slot = second.add(&record).unwrap();
-    second.recall(slot, &course);
+    second.recall(slot, &series);
     let used_ns = before.gpus[0].used_ns;
     let after = look_until(&mut second, |live| {
         live.gpus[0].held_ns > 2 * before.gpus[0].held_ns && energy_uj(live) > energy_uj(&before)
@@ -126,9 +126,9 @@ fn what_a_job_did_with_a_card_goes_on_after_a_restart() {
     assert!(now.used_ns >= used_ns && now.energy_uj() > before.energy_uj());
     assert!(now.utilization < before.utilization, "a mean over both: {:?}", now.utilization);
     assert_eq!(now.held_by.text(), "CUDA_VISIBLE_DEVICES");
-    let told: i64 = after.gpus.iter().map(GpuUse::energy_uj).sum();
-    assert!(told <= energy_uj(&after), "the cards add up to no more than the total");
-    assert!(energy_uj(&after) - told < 30_000_000, "{told} of {}", energy_uj(&after));
+    let reported: i64 = after.gpus.iter().map(GpuUse::energy_uj).sum();
+    assert!(reported <= energy_uj(&after), "the cards add up to no more than the total");
+    assert!(energy_uj(&after) - reported < 30_000_000, "{reported} of {}", energy_uj(&after));
 }
 
 #[test]
@@ -140,11 +140,11 @@ fn energy_that_was_charged_stays_when_the_library_is_gone() {
     let record = job.record(&host);
     first.add(&record).unwrap();
     let before = look_until(&mut first, |live| energy_uj(live) > 1_000_000);
-    let course = first.drain().remove(0).1.unpack();
+    let series = first.drain().remove(0).1.unpack();
     drop(first);
     let mut second = Sleeper::sampler_with(&host, job.folder.path().join("away.so"));
     let slot = second.add(&record).unwrap();
-    second.recall(slot, &course);
+    second.recall(slot, &series);
     second.look();
     let sampled = second.remove(slot, Known::default()).unwrap();
     let figure = sampled.live.totals.figure(GPU_ENERGY).unwrap();
@@ -152,18 +152,21 @@ fn energy_that_was_charged_stays_when_the_library_is_gone() {
 }
 
 #[test]
-fn the_course_of_a_card_is_sampled_once_while_a_job_has_it() {
+fn the_series_of_a_gpu_is_sampled_once_while_a_job_has_it() {
     let host = Host::real().unwrap();
     let job = Sleeper::new();
     job.script(60, 5000);
     let mut sampler = job.sampler(&host);
     sampler.add(&job.record(&host)).unwrap();
     look_until(&mut sampler, |live| live.gpus.first().is_some_and(|gpu| gpu.held_ns > 0));
-    let cards = sampler.gpus.drain();
-    assert_eq!(cards.iter().map(|(uuid, _)| uuid.as_str()).collect::<Vec<_>>(), ["GPU-a"]);
-    let course = &cards[0].1;
-    assert_eq!((course.columns[card::POWER][0], course.columns[card::UTILIZATION][0]), (300_000, 600));
-    assert!(course.columns[card::PASS_AGE].iter().all(|&cell| cell == MISSING), "only what is shown is kept");
+    let gpus = sampler.gpus.drain();
+    assert_eq!(gpus.iter().map(|(uuid, _)| uuid.as_str()).collect::<Vec<_>>(), ["GPU-a"]);
+    let series = &gpus[0].1;
+    assert_eq!((series.columns[device::POWER][0], series.columns[device::UTILIZATION][0]), (300_000, 600));
+    assert!(
+        series.columns[device::PASS_AGE].iter().all(|&cell| cell == MISSING),
+        "only what is shown is kept"
+    );
     assert!(sampler.gpus.drain().is_empty());
 }
 
@@ -187,7 +190,7 @@ fn gpus_are_read_by_their_own_period_between_two_ticks() {
     sampler.look();
     let begin = Instant::now();
     // More than a young job has ticks.
-    while sampler.gpus.undrained("GPU-a").is_none_or(|course| course.len() < 20) {
+    while sampler.gpus.undrained("GPU-a").is_none_or(|series| series.len() < 20) {
         assert!(begin.elapsed() < Duration::from_secs(120), "{:?}", sampler.gpus.undrained("GPU-a"));
         std::thread::sleep(sampler.until_next_tick().min(Duration::from_millis(50)));
         sampler.tick_if_due();
@@ -212,7 +215,7 @@ fn gpus_with_a_longer_period_are_not_read_at_every_tick() {
     assert_eq!(gpus.first().map(|gpu| gpu.held_ns), Some(0), "{gpus:?}");
 }
 
-/// The script with the process of a job on the card, which a driver may name when it has ended.
+/// The script with the process of a job on the GPU, which a driver may name when it has ended.
 fn write_script(folder: &Path, pid: u32, more: &str) {
     let fresh = folder.join("script.new");
     std::fs::write(&fresh, format!("{SCRIPT}process 0 pid={pid} memory=5 sm=60 {more}\n")).unwrap();
@@ -246,12 +249,12 @@ fn a_process_that_ended_between_two_looks_is_still_its_jobs() {
     // The shell has waited for it when its number is free.
     look_until(&mut sampler, |_| host.process(pid).is_err());
     let before = active(&sampler.live().remove(0).1);
-    // Half a second of the card, in windows that only the ended process's samples explain.
+    // Half a second of the GPU, in windows that only the ended process's samples explain.
     look_until(&mut sampler, |live| active(live) > before + 150_000_000);
 }
 
 #[test]
-fn a_process_that_appears_on_a_card_is_its_jobs_though_nobody_has_listed_it_yet() {
+fn a_process_that_appears_on_a_gpu_is_its_jobs_though_nobody_has_listed_it_yet() {
     let host = Host::real().unwrap();
     let job = Sleeper::new();
     job.script(60, 5000);
@@ -309,16 +312,16 @@ fn events_asked_for_live_reach_jobs_whose_supervisors_do_not_know_of_them() {
 }
 
 #[test]
-fn a_course_of_a_longer_period_has_no_gaps_and_a_pause_is_still_one() {
-    let mut course = Course::new(&JOB);
+fn a_series_of_a_longer_period_has_no_gaps_and_a_pause_is_still_one() {
+    let mut series = Series::new(&JOB);
     let cells = vec![MISSING; JOB.columns.len()];
     for time_ms in (0..40).map(|index| index * 60_000).chain([4_000_000]) {
-        course.push(time_ms, &cells);
+        series.push(time_ms, &cells);
     }
     let second = Duration::from_secs(1);
-    assert_eq!(gap_ms_of(&course, second), 180_000);
-    course.truncate(5);
-    assert_eq!(gap_ms_of(&course, second), gap_ms(second), "too few to say");
+    assert_eq!(gap_ms_of(&series, second), 180_000);
+    series.truncate(5);
+    assert_eq!(gap_ms_of(&series, second), gap_ms(second), "too few to say");
 }
 
 #[test]
@@ -336,11 +339,11 @@ fn what_is_copied_for_others_is_what_is_known() {
         assert_eq!(cells[column], figure.value, "{}", JOB.columns[column].name);
     }
     assert_eq!((cells[PROCESSES_RUNNING], cells[GPUS]), (1, 1));
-    let (holder, card) = &now.cards[0];
-    assert_eq!((holder, card.uuid.as_str(), card.index.as_str()), (&record.key, "GPU-a", "0"));
+    let (holder, gpu) = &now.gpus[0];
+    assert_eq!((holder, gpu.uuid.as_str(), gpu.index.as_str()), (&record.key, "GPU-a", "0"));
     let table = |name: &str| now.tables.iter().find(|rows| rows.table.name == name).unwrap();
     let shown = table("gpu").iter().next().unwrap();
-    assert_eq!((shown.0[label::UUID].as_str(), shown.1[card::POWER]), ("GPU-a", 300_000));
+    assert_eq!((shown.0[label::UUID].as_str(), shown.1[device::POWER]), ("GPU-a", 300_000));
     assert!(
         table("source")
             .iter()
@@ -358,8 +361,8 @@ fn without_jobs_only_who_watches_the_machine_ticks() {
     assert!(sampler.is_at_work());
 }
 
-/// All energy of a job, and that of its cards; its emissions by a factor that never changed.
-fn assert_cards_are_a_part(totals: &met_core::job::Totals, factor_mg: Option<i64>) {
+/// All energy of a job, and that of its GPUs; its emissions by a factor that never changed.
+fn assert_gpus_are_a_part(totals: &met_core::job::Totals, factor_mg: Option<i64>) {
     let Some(energy_uj) = totals.get(ENERGY) else { return };
     let part = |column: usize| totals.get(column).unwrap_or(0);
     let inner_uj = part(ENERGY_CPU) + part(ENERGY_MEMORY) + part(ENERGY_REST) + part(GPU_ENERGY);
@@ -380,7 +383,7 @@ fn sampler_of_energy(job: &Sleeper, host: &Host) -> Sampler {
 }
 
 #[test]
-fn all_energy_of_a_job_is_that_of_its_cards_and_of_the_rest_at_every_moment() {
+fn all_energy_of_a_job_is_that_of_its_gpus_and_of_the_rest_at_every_moment() {
     let host = Host::real().unwrap();
     let job = Sleeper::new();
     job.script(60, 5000);
@@ -389,30 +392,30 @@ fn all_energy_of_a_job_is_that_of_its_cards_and_of_the_rest_at_every_moment() {
     first.add(&record).unwrap();
     let factor_mg = |live: &Live| live.emission.as_ref().map(|emission| emission.factor_mg_per_kwh);
     let is_charged = |live: &Live| {
-        assert_cards_are_a_part(&live.totals, factor_mg(live));
+        assert_gpus_are_a_part(&live.totals, factor_mg(live));
         live.totals.get(ENERGY).is_some() && energy_uj(live) > 100_000_000
     };
     let before = look_until(&mut first, is_charged);
     let figure = before.totals.figure(ENERGY).unwrap();
     assert!(figure.source.text().contains("of GPUs"), "{figure:?}");
-    // What the cards draw now is in the power of the machine, and not what they drew in a minute.
+    // What the GPUs draw now is in the power of the machine, and not what they drew in a minute.
     let now = first.energy().now().unwrap();
-    assert!((200.0..400.0).contains(&now.watts(now.cards_uj)), "{now:?}");
-    assert!(now.cards_uj <= now.whole_uj && now.jobs_uj + now.system_uj + now.idle_uj == now.whole_uj);
-    let course = first.drain().remove(0).1.unpack();
-    let last = course.len() - 1;
-    assert!(course.columns[ENERGY][last] >= course.columns[GPU_ENERGY][last]);
+    assert!((200.0..400.0).contains(&now.watts(now.gpus_uj)), "{now:?}");
+    assert!(now.gpus_uj <= now.whole_uj && now.jobs_uj + now.system_uj + now.idle_uj == now.whole_uj);
+    let series = first.drain().remove(0).1.unpack();
+    let last = series.len() - 1;
+    assert!(series.columns[ENERGY][last] >= series.columns[GPU_ENERGY][last]);
     drop(first);
 
-    // Nobody wrote what it did with its cards: what was sampled of it is known.
+    // Nobody wrote what it did with its GPUs: what was sampled of it is known.
     let mut second = sampler_of_energy(&job, &host);
     let slot = second.add(&record).unwrap();
-    second.recall(slot, &course);
+    second.recall(slot, &series);
     look_until(&mut second, |live| is_charged(live) && energy_uj(live) > energy_uj(&before) + 20_000_000);
     let sampled = second.remove(slot, Known::default()).unwrap();
-    assert_cards_are_a_part(&sampled.live.totals, None);
+    assert_gpus_are_a_part(&sampled.live.totals, None);
     let settled = second.settle_now();
-    // Who keeps the end may know nothing of cards yet.
+    // Who keeps the end may know nothing of GPUs yet.
     let mut totals = met_core::job::Totals::default();
     settled[0].1.put(&mut totals);
     assert!(totals.get(ENERGY) >= sampled.live.totals.get(GPU_ENERGY), "{totals:?}");
@@ -427,21 +430,21 @@ fn energy_is_a_lower_bound_after_a_time_in_which_nobody_looked() {
     let mut record = job.record(&host);
     first.add(&record).unwrap();
     let before = look_until(&mut first, |live| energy_uj(live) > 1_000_000 && live.gpus[0].used_ns > 0);
-    let course = first.drain().remove(0).1.unpack();
+    let series = first.drain().remove(0).1.unpack();
     drop(first);
     // Quiet for the last samples, and not for long enough to be called idle.
     job.script(0, 10);
     record.gpus = before.gpus.clone();
-    let mut quiet = course.clone();
+    let mut quiet = series.clone();
     let (&last_ms, mut cells) = (quiet.times_ms.last().unwrap(), vec![MISSING; JOB.columns.len()]);
     cells[GPU_UTILIZATION] = 0;
     quiet.push(last_ms + 1, &cells);
     let kinds = |away_ms: i64| {
-        let mut course = quiet.clone();
-        course.times_ms.iter_mut().for_each(|time_ms| *time_ms -= away_ms);
+        let mut series = quiet.clone();
+        series.times_ms.iter_mut().for_each(|time_ms| *time_ms -= away_ms);
         let mut second = sampler_of_energy(&job, &host);
         let slot = second.add(&record).unwrap();
-        second.recall(slot, &course);
+        second.recall(slot, &series);
         let live = look_until(&mut second, |live| {
             energy_uj(live) > energy_uj(&before) && live.gpus[0].idle_since_ns.is_some()
         });
@@ -451,6 +454,6 @@ fn energy_is_a_lower_bound_after_a_time_in_which_nobody_looked() {
     };
     let bound = QualityKind::LowerBound;
     assert_eq!(kinds(60_000), (bound, bound, bound));
-    let (cards, all, card) = kinds(0);
-    assert!(cards < bound && all < bound && card < bound, "{cards:?} {all:?} {card:?}");
+    let (gpus, all, gpu) = kinds(0);
+    assert!(gpus < bound && all < bound && gpu < bound, "{gpus:?} {all:?} {gpu:?}");
 }

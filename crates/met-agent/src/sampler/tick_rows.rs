@@ -1,7 +1,7 @@
 //! Rows of any table, as they were just read, for sinks that want them.
 
 use met_core::attribute::JobMap;
-use met_core::gpu::{self, card};
+use met_core::gpu::{self, device};
 use met_core::{Batch, JOB, Row, Subject, Table};
 use met_jobs::identity::{NAMED_WITHIN, is_unnamed};
 use met_sinks::bus::Ticker;
@@ -89,8 +89,8 @@ fn labels_of(table: &'static Table, row: Row, known: &[Vec<String>]) -> Vec<Stri
     let label = |(index, &name): (usize, &&str)| match (name, row.owner) {
         ("pid", Subject::Task { pid, .. }) => pid.to_string(),
         ("cgroup", Subject::Cgroup(id)) => id.to_string(),
-        // Its source has the labels of cards.
-        ("uuid", _) if is_gpu_process => of_part(card::label::UUID),
+        // Its source has the labels of GPUs.
+        ("uuid", _) if is_gpu_process => of_part(device::label::UUID),
         _ => of_part(index),
     };
     table.labels.iter().enumerate().map(label).collect()

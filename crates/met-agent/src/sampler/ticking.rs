@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::job_table::*;
 use met_core::process_exits::{INHERITED, OWN};
 use met_core::{JOB, MISSING, Subject, Table};
@@ -72,7 +72,7 @@ impl Sampler {
     }
 
     fn gpus_due_ns(&self) -> Option<i64> {
-        self.gpus.pace.next_ns().filter(|_| !self.jobs.is_empty() && !self.gpus.cards.is_empty())
+        self.gpus.pace.next_ns().filter(|_| !self.jobs.is_empty() && !self.gpus.gpus.is_empty())
     }
 
     /// Whether ends of processes come in between ticks that may be far apart.
@@ -95,7 +95,7 @@ impl Sampler {
     }
 
     fn look_at_gpus(&mut self, now_ns: i64) {
-        self.runner.read_those_of(&card::TABLE, &self.membership.targets, &TickInfo::default());
+        self.runner.read_those_of(&device::TABLE, &self.membership.targets, &TickInfo::default());
         self.gpus.pace.plan_next();
         self.follow_gpus(now_ns);
     }
@@ -124,7 +124,7 @@ impl Sampler {
         let slow = is_slow_due || regular && self.membership.target_count() <= FEW_TARGETS;
         self.schedule.ticks += u64::from(regular);
         let gpus_are_due = self.gpus.pace.is_due(now_ns);
-        self.runner.hold((!gpus_are_due).then_some(&card::TABLE));
+        self.runner.hold((!gpus_are_due).then_some(&device::TABLE));
         let gpus = self.gpu_count();
         let reads_many = slow && self.membership.target_count() > FEW_TARGETS;
         self.read(&TickInfo { slow, cgroups_only, partial: !reads_all, gpus }, occasion, reads_many);
@@ -238,7 +238,7 @@ impl Sampler {
             let seen = self.membership.members.processes_seen(slot);
             let row = job.add_ended(AsRead(cells), self.departures.gone(slot), seen);
             let row = job.complete_levels(row);
-            let row = job.add_shares(row, slot, &self.gpus.cards, &self.energy);
+            let row = job.add_shares(row, slot, &self.gpus.gpus, &self.energy);
             dropped += u64::from(!job.sample(row, now_ns));
             if keeps_details && job.age.pacing.look >= Look::Usual && !is_unread {
                 job.counts.details.sample(job.age.unix_ms(now_ns));
@@ -249,8 +249,10 @@ impl Sampler {
 
     fn follow_details(&mut self) {
         let Sampler { rows, runner, membership, jobs, departures, gpus, .. } = self;
-        let (batches, told) = (runner.batches(), departures.is_listening());
-        rows.follow_details(batches, &membership.map, jobs, &gpus.cards, told, |slot| departures.gone(slot));
+        let (batches, reported) = (runner.batches(), departures.is_listening());
+        rows.follow_details(batches, &membership.map, jobs, &gpus.gpus, reported, |slot| {
+            departures.gone(slot)
+        });
     }
 
     /// Whether some job's processes are to be listed: those of a job that is not read in full are where they were,
@@ -305,7 +307,7 @@ impl Sampler {
             now_ns,
             self.runner.node(),
             &self.rows.jobs,
-            &self.gpus.cards,
+            &self.gpus.gpus,
             &self.membership.map,
         );
     }
@@ -355,9 +357,9 @@ impl Sampler {
                 }
             }
         }
-        let (map, told) = (&self.membership.map, self.departures.is_listening());
+        let (map, reported) = (&self.membership.map, self.departures.is_listening());
         for job in self.jobs.values_mut().filter(|job| job.age.pacing.look >= Look::Usual) {
-            job.counts.own.depart(told, |subject| map.owner(subject).is_some());
+            job.counts.own.depart(reported, |subject| map.owner(subject).is_some());
         }
     }
 
@@ -434,7 +436,7 @@ impl Sampler {
         job.counts.hold(&mut cells);
         let time_ms = job.age.unix_ms(clock::boottime_ns());
         job.running.push(time_ms, &cells);
-        // The end of a supervised job's course is what its supervisor counted.
+        // The end of a supervised job's series is what its supervisor counted.
         if !kept {
             job.samples.push(time_ms, &cells);
         }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use met_core::belief::set_gpu_totals;
-use met_core::cards::Cards;
 use met_core::event;
+use met_core::gpus::Gpus;
 use met_core::job::{GpuUse, JobKey, Local, ProcessId, QualityKind, Record};
 use met_core::job_processes::LargestProcesses;
 use met_core::job_table::*;
 use met_core::process_exits::{Gone, INHERITED, OWN};
 use met_core::running::Running;
 use met_core::sampled::Profile;
-use met_core::series::{Course, PackedSamples};
+use met_core::series::{PackedSamples, Series};
 use met_core::watched::Watched;
 use met_core::{Batch, FastMap, JOB, Kind, MISSING, Subject, gpu_use};
 use met_host::Look;
@@ -129,11 +129,11 @@ impl Tracked {
         &self,
         row: Levelled<'r>,
         slot: u32,
-        cards: &Cards,
+        gpus: &Gpus,
         energy: &NodeEnergy,
     ) -> Shared<'r> {
         let Levelled(cells) = row;
-        cards.fill(slot, cells);
+        gpus.fill(slot, cells);
         self.earlier.add_energy(cells);
         energy.fill(slot, cells);
         Shared(cells)
@@ -166,16 +166,16 @@ impl Tracked {
     }
 
     /// Takes over the samples of an earlier daemon; `least_ms` without any is a gap.
-    pub(super) fn recall(&mut self, course: &Course, now_ns: i64, least_ms: i64) {
-        course.each_row(|time_ms, cells| {
+    pub(super) fn recall(&mut self, series: &Series, now_ns: i64, least_ms: i64) {
+        series.each_row(|time_ms, cells| {
             self.counts.hold(cells);
             self.running.push(time_ms, cells);
         });
-        self.running.recall_thinned(course);
-        let gap_ms = look_gap_ms(course.spans_ms(), least_ms);
-        self.earlier.watched = Watched::of(course, self.age.start_ms, self.age.unix_ms(now_ns), gap_ms);
+        self.running.recall_thinned(series);
+        let gap_ms = look_gap_ms(series.spans_ms(), least_ms);
+        self.earlier.watched = Watched::of(series, self.age.start_ms, self.age.unix_ms(now_ns), gap_ms);
         self.profile.missed = self.earlier.watched.has_missed_peak;
-        self.earlier.recall(&self.counts.floors, course);
+        self.earlier.recall(&self.counts.floors, series);
     }
 
     /// Its samples since the last call, each with the key of its series.
@@ -302,12 +302,12 @@ pub(super) struct Earlier {
 }
 
 impl Earlier {
-    fn recall(&mut self, counters: &[i64], course: &Course) {
+    fn recall(&mut self, counters: &[i64], series: &Series) {
         (self.energy_uj, self.idle_uj) = (counters[GPU_ENERGY].max(0), counters[GPU_ENERGY_IDLE].max(0));
         // GPUs that were quiet at the last look, and not called idle yet, are idle since then if they are found so.
-        let used = &course.columns[GPU_UTILIZATION];
+        let used = &series.columns[GPU_UTILIZATION];
         let quiet = used.iter().rev().take_while(|&&cell| cell == 0).count();
-        let Some(&since_ms) = course.times_ms.get(used.len() - quiet).filter(|_| quiet > 0) else { return };
+        let Some(&since_ms) = series.times_ms.get(used.len() - quiet).filter(|_| quiet > 0) else { return };
         for gpu in self.gpus.iter_mut().filter(|gpu| gpu.idle_since_ns.is_none()) {
             gpu.idle_since_ns = Some(since_ms * 1_000_000);
         }

@@ -86,7 +86,7 @@ fn wait(record: &Record, signals: &Signals, pidfd: &OwnedFd, link: &mut Link, ev
         let (ended, signalled, farewell) = {
             let mut fds = vec![PollFd::new(pidfd, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
             fds.extend(link.fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            memory::wait(&mut fds, link.patience(), link.is_known());
+            memory::wait(&mut fds, link.timeout(), link.is_known());
             let ready = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
             (ready(0), ready(1), ready(2))
         };

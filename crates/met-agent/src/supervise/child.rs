@@ -8,7 +8,7 @@ use std::time::Duration;
 use met_core::job::{LeftOver, MemoryLimit, ProcessId, Record, State};
 use met_core::job_table::{OOM_KILLS, PROCESSES};
 use met_host::{Host, clock};
-use met_jobs::job_cgroup::{self, Enable, Enclosure, Site};
+use met_jobs::job_cgroup::{self, Enable, JobCgroup, Site};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, WaitOptions, WaitStatus};
 
@@ -109,7 +109,7 @@ struct Supervision {
     inbox: Option<Inbox>,
     signals: Signals,
     link: Option<Link>,
-    enclosure: Enclosure,
+    enclosure: JobCgroup,
     counters: Counters,
     outcome: Option<Outcome>,
     children: Children,
@@ -199,7 +199,7 @@ impl Supervision {
         let inbox = Inbox::of(&assignment)?;
         let mut link = assignment.detached.then(|| Link::new(assignment.daemon.clone()));
         let name = enclosure_name(&assignment.record);
-        let mut enclosure = Enclosure::create_at(prepared.site.as_ref(), &name, Enable::Yes);
+        let mut enclosure = JobCgroup::create_at(prepared.site.as_ref(), &name, Enable::Yes);
         let enters_late = assignment.start_before_cgroup && !enclosure.procs().is_empty();
         let procs = if enters_late { &[] } else { enclosure.procs() };
         let cgroups = spawn::Cgroups { unified: enclosure.unified(), procs };
@@ -312,11 +312,11 @@ impl Supervision {
         let link = self.link.as_ref().and_then(|link| link.fd());
         let outcome = self.outcome.as_ref().map(|outcome| outcome.fd().as_fd());
         fds.extend(link.iter().chain(&outcome).map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
-        let patience = self.link.as_ref().and_then(|link| link.patience());
+        let timeout = self.link.as_ref().and_then(|link| link.timeout());
         let counters = &self.counters;
-        let patience =
-            patience.into_iter().chain(counters.events.patience()).chain(counters.until_clocks()).min();
-        memory::wait(&mut fds, patience, self.is_settled());
+        let timeout =
+            timeout.into_iter().chain(counters.events.timeout()).chain(counters.until_clocks()).min();
+        memory::wait(&mut fds, timeout, self.is_settled());
         let ready = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
         let behind_link = 1 + usize::from(link.is_some());
         [ready(0), link.is_some() && ready(1), outcome.is_some() && ready(behind_link)]
@@ -466,14 +466,14 @@ fn enclosure_name(record: &Record) -> String {
 }
 
 /// Moves a command that runs already, with its descendants, into its v1 cgroups.
-fn enter_late(host: &Host, enclosure: &mut Enclosure, record: &mut Record) {
+fn enter_late(host: &Host, enclosure: &mut JobCgroup, record: &mut Record) {
     let members = || processes::of_tree(host, record).iter().map(|process| process.id.pid).collect();
     if enclosure.move_all_in(members).is_err() {
         give_up_v1(enclosure, record);
     }
 }
 
-fn give_up_v1(enclosure: &mut Enclosure, record: &mut Record) {
+fn give_up_v1(enclosure: &mut JobCgroup, record: &mut Record) {
     enclosure.give_up_v1();
     if let Some(local) = &mut record.local {
         local.cgroup = enclosure.paths.clone();
@@ -485,7 +485,7 @@ fn complete(
     host: &Host,
     record: &mut Record,
     pid: u32,
-    enclosure: &Enclosure,
+    enclosure: &JobCgroup,
     enters_late: bool,
     prepared: &Preparation,
 ) {

@@ -95,7 +95,7 @@ impl Events {
     }
 
     /// How long one may sleep before somebody else's need is looked at.
-    pub fn patience(&self) -> Option<Duration> {
+    pub fn timeout(&self) -> Option<Duration> {
         self.counters.as_ref().filter(|counters| counters.has_hardware()).map(|_| YIELD_EVERY)
     }
 

@@ -11,17 +11,17 @@ const QUIET: Duration = Duration::from_secs(1);
 
 /// Waits until one of `fds` is ready or `patience` is over. Who is `settled`, with nothing to do but to wait, waits
 /// small. A signal that interrupts this is found in the next round.
-pub fn wait(fds: &mut [PollFd], patience: Option<Duration>, settled: bool) {
-    let mut wait = |patience: Option<Duration>| {
-        let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
-        poll(fds, timeout.as_ref())
+pub fn wait(fds: &mut [PollFd], timeout: Option<Duration>, settled: bool) {
+    let mut wait = |timeout: Option<Duration>| {
+        let timespec = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        poll(fds, timespec.as_ref())
     };
-    let may_be_long = settled && patience.is_none_or(|patience| patience > QUIET);
+    let may_be_long = settled && timeout.is_none_or(|timeout| timeout > QUIET);
     if !may_be_long {
-        let _ = wait(patience);
+        let _ = wait(timeout);
     } else if wait(Some(QUIET)) == Ok(0) {
         // Right before the wait: whatever is touched in between is back.
         file_pages::give_back();
-        let _ = wait(patience.map(|patience| patience - QUIET));
+        let _ = wait(timeout.map(|timeout| timeout - QUIET));
     }
 }

@@ -92,11 +92,11 @@ impl Channel {
 
     fn tell(&mut self, notice: &Notice) -> bool {
         let Some(stream) = &mut self.stream else { return false };
-        let told = protocol::write_frame(stream, notice).is_ok();
-        if !told {
+        let reported = protocol::write_frame(stream, notice).is_ok();
+        if !reported {
             self.stream = None;
         }
-        told
+        reported
     }
 
     /// Tells of the end and waits until the other side is done with it, or gone.
@@ -157,7 +157,7 @@ impl Inbox {
             let _ = writeln!(io::stderr(), "met: cannot store the end of job {}: {error}", record.key.id);
         }
         self.folder.give_back_room();
-        Unreported::or_told(link, signals, self.folder, record)
+        Unreported::or_reported(link, signals, self.folder, record)
     }
 
     /// Takes back what was reserved of a job whose start cannot be written; why, and what would help.

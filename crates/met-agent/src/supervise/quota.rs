@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_growth_of_the_nearest_and_of_outer_quotas_is_told() {
+    fn the_growth_of_the_nearest_and_of_outer_quotas_is_reported() {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = root.path().join(path);

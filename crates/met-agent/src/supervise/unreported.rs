@@ -27,7 +27,7 @@ pub struct Unreported {
 
 impl Unreported {
     /// Tells the daemon of an end that is on disk; what is left to do later, if it was away.
-    pub fn or_told(
+    pub fn or_reported(
         link: Option<Link>,
         signals: Signals,
         inbox: JobDir,

@@ -91,8 +91,8 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
                 apply_managers(&prefix, key, managers, config)?;
                 continue;
             }
-            Node::Map(cards) if matches!(key.form, Form::Power(_)) => {
-                apply_powers(&prefix, key, cards, config)?;
+            Node::Map(gpus) if matches!(key.form, Form::Power(_)) => {
+                apply_powers(&prefix, key, gpus, config)?;
                 continue;
             }
             Node::Scalar(text) => text,
@@ -110,19 +110,19 @@ fn apply_section(section: &Section, entry: &Entry, config: &mut Config) -> Resul
 /// The name that means all others.
 const ALL_OTHERS: &str = "default";
 
-fn apply_powers(prefix: &str, key: &Key, cards: &[Entry], config: &mut Config) -> Result<(), Complaint> {
+fn apply_powers(prefix: &str, key: &Key, gpus: &[Entry], config: &mut Config) -> Result<(), Complaint> {
     let Form::Power(set) = key.form else { return Ok(()) };
-    refuse_duplicates(cards, &format!("{prefix}{}.", key.name))?;
-    for card in cards {
+    refuse_duplicates(gpus, &format!("{prefix}{}.", key.name))?;
+    for gpu in gpus {
         let complain = |message: String| Complaint {
-            line: card.value_line,
+            line: gpu.value_line,
             message: format!("{prefix}{}: {message}", key.name),
         };
-        let Node::Scalar(text) = &card.value else {
-            return Err(complain(format!("{:?} has no value in watts; write {}", card.key, example(key))));
+        let Node::Scalar(text) = &gpu.value else {
+            return Err(complain(format!("{:?} has no value in watts; write {}", gpu.key, example(key))));
         };
         let power_mw = power_mw(text).map_err(|error| complain(error.to_string()))?;
-        set(config, Some(card.key.as_str()).filter(|name| *name != ALL_OTHERS), power_mw);
+        set(config, Some(gpu.key.as_str()).filter(|name| *name != ALL_OTHERS), power_mw);
     }
     Ok(())
 }

@@ -210,7 +210,7 @@ fn path(text: &str) -> Result<PathBuf, ParseError> {
     }
 }
 
-/// More than any card draws.
+/// More than any GPU draws.
 const POWER_MAX_WATTS: f64 = 100_000.0;
 
 pub(super) fn power_mw(text: &str) -> Result<i64, ParseError> {

@@ -207,8 +207,8 @@ pub static SECTIONS: &[Section] = &[
             key!("nvml": Path(gpu.nvml?), "the NVIDIA driver's library libnvidia-ml.so.1, where it is not on the search path"),
             Key {
                 name: "idle_power",
-                form: Form::Power(|config, card, power_mw| match card {
-                    Some(card) => config.gpu.idle_power.by_card.push((card.to_owned(), power_mw)),
+                form: Form::Power(|config, gpu, power_mw| match gpu {
+                    Some(gpu) => config.gpu.idle_power.by_gpu.push((gpu.to_owned(), power_mw)),
                     None => config.gpu.idle_power.all_mw = Some(power_mw),
                 }),
                 default: "",

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_source_or_no_key_is_told() {
+    fn what_is_no_source_or_no_key_is_reported() {
         check_error(
             "sources:\n  thermals: off\n",
             expect![[r#"met.yaml:2: unknown key "sources.thermals"; did you mean "sources.thermal"?"#]],

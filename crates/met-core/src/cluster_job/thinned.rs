@@ -3,22 +3,22 @@
 use std::iter::Peekable;
 
 use super::combined;
-use crate::series::{Course, Interval, Spread, Spreads, is_charged};
+use crate::series::{Interval, Series, Spread, Spreads, is_charged};
 use crate::{Across, Kind, MISSING};
 
 /// A column of one node, followed through time.
 pub(super) struct Thinned<'c> {
-    course: &'c Course,
+    series: &'c Series,
     column: usize,
     intervals: Peekable<Box<dyn Iterator<Item = Interval> + 'c>>,
     is_charged: bool,
 }
 
 impl<'c> Thinned<'c> {
-    pub(super) fn new(course: &'c Course, column: usize, gap_ms: i64) -> Thinned<'c> {
-        let intervals: Box<dyn Iterator<Item = Interval>> = Box::new(course.intervals(column, gap_ms));
-        let is_charged = is_charged(course.table, column);
-        Thinned { course, column, intervals: intervals.peekable(), is_charged }
+    pub(super) fn new(series: &'c Series, column: usize, gap_ms: i64) -> Thinned<'c> {
+        let intervals: Box<dyn Iterator<Item = Interval>> = Box::new(series.intervals(column, gap_ms));
+        let is_charged = is_charged(series.table, column);
+        Thinned { series, column, intervals: intervals.peekable(), is_charged }
     }
 
     /// The interval that ends at this time or holds it; times come in order.
@@ -34,11 +34,11 @@ impl<'c> Thinned<'c> {
         let is_charged = self.is_charged;
         let is_even = |interval: &Interval| interval.is_thinned || is_charged;
         let interval = self.at(time_ms).filter(|interval| is_even(interval) && interval.end_ms > time_ms)?;
-        match self.course.table.columns[self.column].kind {
+        match self.series.table.columns[self.column].kind {
             Kind::Gauge => Some(interval.value.round() as i64),
             Kind::Counter => {
-                let at = self.course.times_ms.partition_point(|&at_ms| at_ms < interval.begin_ms);
-                let before = *self.course.columns[self.column].get(at)?;
+                let at = self.series.times_ms.partition_point(|&at_ms| at_ms < interval.begin_ms);
+                let before = *self.series.columns[self.column].get(at)?;
                 let grown = interval.value * (time_ms - interval.begin_ms) as f64 / 1000.0;
                 Some(before.saturating_add(grown as i64))
             }
@@ -47,12 +47,12 @@ impl<'c> Thinned<'c> {
 }
 
 /// The spreads of the sum at each time where one of the nodes has one.
-pub(super) fn spreads(courses: &[Course], all: &mut Course, gap_ms: i64) {
+pub(super) fn spreads(all_series: &[Series], all: &mut Series, gap_ms: i64) {
     let mut spreads = Spreads::new(all.table);
     spreads.resize(all.len());
     for (column, definition) in all.table.columns.iter().enumerate() {
         let mut nodes: Vec<Thinned<'_>> =
-            courses.iter().map(|course| Thinned::new(course, column, gap_ms)).collect();
+            all_series.iter().map(|series| Thinned::new(series, column, gap_ms)).collect();
         for (index, &time_ms) in all.times_ms.iter().enumerate() {
             let known: Vec<Interval> = nodes.iter_mut().filter_map(|node| node.at(time_ms)).collect();
             let is_thinned = known.iter().any(|interval| interval.is_thinned);

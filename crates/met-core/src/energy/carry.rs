@@ -1,6 +1,6 @@
 //! What parts of the machine have counted and the meter of the whole has not shown yet.
 //!
-//! Processors, memory and cards *claim* what their own meters counted, split by who used it. The meter of the node
+//! Processors, memory and GPUs *claim* what their own meters counted, split by who used it. The meter of the node
 //! *pays* for that. One that lags shows the energy later: the claims wait for it, so nothing is paid twice. What it
 //! has not shown after a minute it does not see: the claim is dropped, and its job is charged too little. The same
 //! holds at once for what was used while its power was not read: paid later, it would be taken from others.
@@ -23,7 +23,7 @@ type Lines = BTreeMap<Who, Line>;
 pub(super) struct Carry {
     /// What is to be paid, by the end of the window that it is from: the oldest is paid first.
     claims: VecDeque<(i64, Lines)>,
-    /// Shares of cards that were paid and turned out to be another's.
+    /// Shares of GPUs that were paid and turned out to be another's.
     returns: Lines,
     /// The same of jobs that are settled; the next claims make it good.
     debt_uj: u64,

@@ -84,7 +84,7 @@ impl Factor {
     }
 }
 
-/// The course of the factor. What holds at a time is the last that began before it.
+/// The series of the factor. What holds at a time is the last that began before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Factors {
     by_time: BTreeMap<i64, Factor>,

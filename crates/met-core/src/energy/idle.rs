@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::line::{CARDS, PARTS, Weights};
+use super::line::{GPUS, PARTS, Weights};
 
 /// A window is quiet when less than this of the machine's CPU time was used, in thousandths.
 const QUIET_PERMILLE: u64 = 20;
@@ -40,7 +40,7 @@ pub enum How {
 pub struct LearnedIdle {
     /// The meters it was learned from.
     pub meters: String,
-    /// In milliwatts; of cards it is part of their own lines, and 0 here.
+    /// In milliwatts; of GPUs it is part of their own lines, and 0 here.
     pub idle_mw: [u64; PARTS],
     pub how: How,
     /// The end of the window it was learned in, by the reader's clock.
@@ -141,12 +141,12 @@ impl IdlePower {
     }
 }
 
-/// Mean power; that of cards is in their own lines.
+/// Mean power; that of GPUs is in their own lines.
 fn power_mw(parts_uj: &[u64; PARTS], length_ns: i64) -> [u64; PARTS] {
     let length_ns = u128::from(length_ns.unsigned_abs().max(1));
     let power = |uj: u64| u64::try_from(u128::from(uj) * 1_000_000 / length_ns);
     let mut power_mw = parts_uj.map(|uj| power(uj).unwrap_or(u64::MAX));
-    power_mw[CARDS] = 0;
+    power_mw[GPUS] = 0;
     power_mw
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Meters are read at their own times, jobs at every tick. A window is closed up to the time of the slowest
 //! meter's last reading, where the meter of the node was read. What was used in it has four parts: processors,
-//! memory, cards, and the rest of the machine. Each has an idle share, which the machine would have used doing
+//! memory, GPUs, and the rest of the machine. Each has an idle share, which the machine would have used doing
 //! nothing, and an active one, which is split by what jobs did meanwhile. Inner parts that a meter of the node has
 //! not shown yet are carried to later windows (`carry`). A job that ended in a window is settled when that window is
 //! closed and it is owed nothing.
@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use super::carry::Carry;
-use super::line::{CARDS, CPU, Closed, IdleTo, Line, Lines, MEMORY, Policy, REST, Weights, Who, put, share};
+use super::line::{CPU, Closed, GPUS, IdleTo, Line, Lines, MEMORY, Policy, REST, Weights, Who, put, share};
 use super::meter::Fault;
 use super::meters::Meters;
 use super::resting::{Idle, Resting};
@@ -30,7 +30,7 @@ pub struct EnergyLedger {
     /// While no meter is read, up to when that is said.
     unmeasured_ns: Option<i64>,
     ticks: Ticks,
-    cards: BTreeMap<Who, CardLine>,
+    gpus: BTreeMap<Who, GpuLine>,
     carry: Carry,
     /// The meter of the node shows as much as its parts, or is behind by as much as before.
     is_steady: bool,
@@ -60,19 +60,19 @@ impl Ended {
     }
 }
 
-/// One job's use of all cards together, active and idle: as known now, and at the last look.
+/// One job's use of all GPUs together, active and idle: as known now, and at the last look.
 #[derive(Clone, Copy, Debug, Default)]
-struct CardLine {
+struct GpuLine {
     now_uj: (u64, u64),
     looked_uj: (u64, u64),
 }
 
-impl CardLine {
+impl GpuLine {
     /// Since the last look. Less than 0: what it had then turned out to be another job's.
     fn grown(&self) -> Line {
         let mut line = Line::default();
-        line.active_uj[CARDS] = self.now_uj.0 as i64 - self.looked_uj.0 as i64;
-        line.idle_uj[CARDS] = self.now_uj.1 as i64 - self.looked_uj.1 as i64;
+        line.active_uj[GPUS] = self.now_uj.0 as i64 - self.looked_uj.0 as i64;
+        line.idle_uj[GPUS] = self.now_uj.1 as i64 - self.looked_uj.1 as i64;
         line
     }
 }
@@ -86,7 +86,7 @@ impl EnergyLedger {
             open_ns: None,
             unmeasured_ns: None,
             ticks: Ticks::default(),
-            cards: BTreeMap::new(),
+            gpus: BTreeMap::new(),
             carry: Carry::default(),
             is_steady: true,
             ended: Ended::default(),
@@ -113,7 +113,7 @@ impl EnergyLedger {
     /// The machine is not measured for a while: what it uses until the next reading is in no window.
     pub fn pause(&mut self) {
         (self.open_ns, self.unmeasured_ns) = (None, None);
-        self.cards.values_mut().for_each(|line| line.looked_uj = line.now_uj);
+        self.gpus.values_mut().for_each(|line| line.looked_uj = line.now_uj);
         self.ticks.clear();
         self.meters.pause();
     }
@@ -128,12 +128,12 @@ impl EnergyLedger {
         self.ticks.current.node.add(weights);
     }
 
-    /// One job's total use of cards, active and idle, as known now. Until a card's counter is read it is
+    /// One job's total use of GPUs, active and idle, as known now. Until a GPU's counter is read it is
     /// provisional, and may turn out to be less or another job's.
-    pub fn charge_cards(&mut self, who: Who, active_uj: u64, idle_uj: u64) {
-        // Most jobs have no card.
-        if (active_uj, idle_uj) != (0, 0) || self.cards.contains_key(&who) {
-            self.cards.entry(who).or_default().now_uj = (active_uj, idle_uj);
+    pub fn charge_gpus(&mut self, who: Who, active_uj: u64, idle_uj: u64) {
+        // Most jobs have no GPU.
+        if (active_uj, idle_uj) != (0, 0) || self.gpus.contains_key(&who) {
+            self.gpus.entry(who).or_default().now_uj = (active_uj, idle_uj);
         }
     }
 
@@ -142,15 +142,15 @@ impl EnergyLedger {
         self.ended.slots.push(slot);
     }
 
-    /// Whether any job was ever charged for a card.
-    pub fn has_cards(&self) -> bool {
-        !self.cards.is_empty()
+    /// Whether any job was ever charged for a GPU.
+    pub fn has_gpus(&self) -> bool {
+        !self.gpus.is_empty()
     }
 
-    /// A job's use of cards since the last window, not yet covered by a meter.
-    pub fn open_cards(&self, who: Who) -> Line {
-        let mut line = self.cards.get(&who).map(CardLine::grown).unwrap_or_default();
-        line.add(&self.ticks.cards_of(who));
+    /// A job's use of GPUs since the last window, not yet covered by a meter.
+    pub fn open_gpus(&self, who: Who) -> Line {
+        let mut line = self.gpus.get(&who).map(GpuLine::grown).unwrap_or_default();
+        line.add(&self.ticks.gpus_of(who));
         line
     }
 
@@ -181,11 +181,11 @@ impl EnergyLedger {
 
     /// What was done up to now is known.
     fn look(&mut self, now_ns: i64) {
-        for (&who, line) in &mut self.cards {
+        for (&who, line) in &mut self.gpus {
             let grown = line.grown();
             line.looked_uj = line.now_uj;
             if grown != Line::default() {
-                self.ticks.current.cards.entry(who).or_default().add(&grown);
+                self.ticks.current.gpus.entry(who).or_default().add(&grown);
             }
         }
         self.ticks.look(now_ns);
@@ -220,8 +220,8 @@ impl EnergyLedger {
     fn leave_out(&mut self, since_ns: Option<i64>, until_ns: i64) -> Option<Closed> {
         let done = self.ticks.take_until(until_ns, &self.ended.slots);
         if since_ns.is_none() {
-            // The first window begins: cards count what they use in any case.
-            self.ticks.put_back(done.cards);
+            // The first window begins: GPUs count what they use in any case.
+            self.ticks.put_back(done.gpus);
         }
         let settled = self.begin_window(until_ns);
         let since_ns = since_ns.filter(|&since_ns| since_ns < until_ns);
@@ -240,14 +240,14 @@ impl EnergyLedger {
     /// Forgets a job; what is missing in its lines.
     fn let_go(&mut self, slot: u32) -> u64 {
         self.ended.since_ns.remove(&slot);
-        self.cards.remove(&Who::Job(slot));
+        self.gpus.remove(&Who::Job(slot));
         self.carry.close(Who::Job(slot))
     }
 
-    /// Claims what cards used in the window; how much that is in all.
-    fn claim_cards(&mut self, done: &Done, end_ns: i64) -> u64 {
+    /// Claims what GPUs used in the window; how much that is in all.
+    fn claim_gpus(&mut self, done: &Done, end_ns: i64) -> u64 {
         let mut sum_uj = 0;
-        for (&who, used) in &done.cards {
+        for (&who, used) in &done.gpus {
             sum_uj += used.total_uj();
             self.carry.claim(who, used, end_ns);
         }
@@ -259,8 +259,8 @@ impl EnergyLedger {
         let window_ns = end_ns - begin_ns;
         let was_steady = self.is_steady;
         let backlog_uj = self.carry.claimed_uj();
-        let cards_uj = self.claim_cards(done, end_ns);
-        whole.add_cards(cards_uj);
+        let gpus_uj = self.claim_gpus(done, end_ns);
+        whole.add_gpus(gpus_uj);
         whole.agrees &= was_steady && whole.fault == Fault::None;
         // One that is behind may show late what was used before: only if it is as far behind afterwards, it did not.
         let is_behind = backlog_uj > whole.outer_uj().unwrap_or(0) / 100;

@@ -6,15 +6,15 @@ use crate::energy::{MeteredBy, Scope};
 use crate::job::QualityKind;
 
 const SECOND: i64 = 1_000_000_000;
-const PATIENCE: i64 = 30 * SECOND;
+const TIMEOUT: i64 = 30 * SECOND;
 
 fn ledger(idle_to: IdleTo, idle_w: Option<u64>) -> EnergyLedger {
     EnergyLedger::new(Policy { idle_to, idle_mw: idle_w.map(|watts| watts * 1000) })
 }
 
 fn node(ledger: &mut EnergyLedger) -> MeterId {
-    let scope = Scope::Node { rank: 0, with_cards: true };
-    ledger.meters.meter("bmc", scope, QualityKind::Measured, PATIENCE)
+    let scope = Scope::Node { rank: 0, with_gpus: true };
+    ledger.meters.meter("bmc", scope, QualityKind::Measured, TIMEOUT)
 }
 
 /// One second of a machine with four CPUs of which `busy` CPU seconds (in thousandths) were used.
@@ -61,10 +61,10 @@ fn holders_are_charged_idle_as_a_line_of_its_own() {
 #[test]
 fn a_meter_that_is_read_more_rarely_than_before_is_still_believed() {
     let mut ledger = ledger(IdleTo::Unassigned, Some(0));
-    let scope = Scope::Node { rank: 0, with_cards: true };
+    let scope = Scope::Node { rank: 0, with_gpus: true };
     let mut closed_uj = Vec::new();
-    for (at_s, patience_s) in [(0, 3), (1, 3), (2, 3), (7, 15), (12, 15)] {
-        let meter = ledger.meters.meter("bmc", scope, QualityKind::Measured, patience_s * SECOND);
+    for (at_s, timeout_s) in [(0, 3), (1, 3), (2, 3), (7, 15), (12, 15)] {
+        let meter = ledger.meters.meter("bmc", scope, QualityKind::Measured, timeout_s * SECOND);
         ledger.meters.read_counter(meter, at_s * SECOND, at_s * 100);
         closed_uj.extend(ledger.close(at_s * SECOND).map(|closed| closed.whole_uj));
     }
@@ -87,10 +87,10 @@ fn two_jobs_add_up_and_the_busier_one_pays_more() {
 }
 
 #[test]
-fn cards_inside_the_node_meter_are_not_counted_twice() {
+fn gpus_inside_the_node_meter_are_not_counted_twice() {
     let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
-    let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, TIMEOUT);
     for (at_ns, node_uj, cpu_uj) in [(0, 0, 0), (SECOND, 500_000_000, 100_000_000)] {
         ledger.meters.read_counter(meter, at_ns, node_uj);
         ledger.meters.read_counter(package, at_ns, cpu_uj);
@@ -98,20 +98,20 @@ fn cards_inside_the_node_meter_are_not_counted_twice() {
             ledger.close(0);
         }
     }
-    ledger.charge_cards(Who::Job(1), 250_000_000, 50_000_000);
+    ledger.charge_gpus(Who::Job(1), 250_000_000, 50_000_000);
     ledger.weigh_job(1, Weights { cpu: 10, ..Weights::default() });
     ledger.weigh_node(Weights { cpu: 10, ..Weights::default() });
     let closed = ledger.close(SECOND).unwrap();
     assert_eq!(closed.whole_uj, 500_000_000);
     let job = closed.lines[&Who::Job(1)];
-    assert_eq!((job.active_uj[CARDS], job.idle_uj[CARDS]), (250_000_000, 50_000_000));
+    assert_eq!((job.active_uj[GPUS], job.idle_uj[GPUS]), (250_000_000, 50_000_000));
     assert_eq!((job.active_uj[CPU], job.active_uj[REST]), (100_000_000, 100_000_000));
 }
 
 #[test]
-fn what_cards_turn_out_to_have_used_is_made_good_by_later_windows() {
+fn what_gpus_turn_out_to_have_used_is_made_good_by_later_windows() {
     let mut ledger = ledger(IdleTo::Unassigned, Some(0));
-    let meter = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    let meter = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, TIMEOUT);
     ledger.meters.read_counter(meter, 0, 0);
     ledger.close(0);
     let mut at_ns = 0;
@@ -120,27 +120,27 @@ fn what_cards_turn_out_to_have_used_is_made_good_by_later_windows() {
         ledger.meters.read_counter(meter, at_ns, 0);
         ledger.close(at_ns).unwrap()
     };
-    let cards = |closed: &Closed, who: Who| {
-        closed.lines.get(&who).map_or((0, 0), |line| (line.active_uj[CARDS], line.idle_uj[CARDS]))
+    let gpus = |closed: &Closed, who: Who| {
+        closed.lines.get(&who).map_or((0, 0), |line| (line.active_uj[GPUS], line.idle_uj[GPUS]))
     };
-    ledger.charge_cards(Who::Job(1), 100, 0);
+    ledger.charge_gpus(Who::Job(1), 100, 0);
     assert_eq!(close(&mut ledger).whole_uj, 100);
     // Some of it was idle, and some was the other's: the sum is the same, and so nothing is new.
-    ledger.charge_cards(Who::Job(1), 20, 40);
-    ledger.charge_cards(Who::Job(2), 40, 0);
+    ledger.charge_gpus(Who::Job(1), 20, 40);
+    ledger.charge_gpus(Who::Job(2), 40, 0);
     let closed = close(&mut ledger);
     assert_eq!(closed.whole_uj, 0);
-    assert_eq!((cards(&closed, Who::Job(1)), cards(&closed, Who::Job(2))), ((-80, 40), (40, 0)));
-    ledger.charge_cards(Who::Job(1), 20, 140);
-    ledger.charge_cards(Who::Job(2), 90, 0);
+    assert_eq!((gpus(&closed, Who::Job(1)), gpus(&closed, Who::Job(2))), ((-80, 40), (40, 0)));
+    ledger.charge_gpus(Who::Job(1), 20, 140);
+    ledger.charge_gpus(Who::Job(2), 90, 0);
     let closed = close(&mut ledger);
     assert_eq!(closed.whole_uj, 150);
-    assert_eq!((cards(&closed, Who::Job(1)), cards(&closed, Who::Job(2))), ((0, 100), (50, 0)));
+    assert_eq!((gpus(&closed, Who::Job(1)), gpus(&closed, Who::Job(2))), ((0, 100), (50, 0)));
     // It leaves with less than windows took: the others' next shares pay for that.
-    ledger.charge_cards(Who::Job(2), 70, 0);
+    ledger.charge_gpus(Who::Job(2), 70, 0);
     ledger.leave(2);
     assert_eq!(close(&mut ledger).whole_uj, 0);
-    ledger.charge_cards(Who::Job(1), 20, 190);
+    ledger.charge_gpus(Who::Job(1), 20, 190);
     assert_eq!(close(&mut ledger).whole_uj, 30);
 }
 
@@ -148,7 +148,7 @@ fn what_cards_turn_out_to_have_used_is_made_good_by_later_windows() {
 fn the_better_meter_is_believed_and_a_lost_one_replaced() {
     let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
-    let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, TIMEOUT);
     for step in 0..4 {
         if step < 2 {
             ledger.meters.read_counter(meter, step * SECOND, step * 500);
@@ -222,7 +222,7 @@ fn what_was_counted_in_a_long_gap_is_unassigned_and_marked() {
 fn meters_that_are_away_in_turn_do_not_keep_a_window_open() {
     let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
-    let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, TIMEOUT);
     let mut ends_s = Vec::new();
     for step in 0..40 {
         // Each is read every 50 s, and in the middle of the other one's gap.
@@ -239,7 +239,7 @@ fn a_window_does_not_wait_for_the_next_tick_where_the_node_is_read_last() {
     for (period_s, after_ns) in [(1, SECOND / 100), (5, SECOND / 100), (1, SECOND / 2)] {
         let mut ledger = ledger(IdleTo::Unassigned, Some(0));
         let meter = node(&mut ledger);
-        let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+        let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, TIMEOUT);
         for second in 0..=20 {
             let at_ns = second * SECOND;
             ledger.meters.read_counter(package, at_ns, second * 100);
@@ -263,7 +263,7 @@ fn a_window_does_not_wait_for_the_next_tick_where_the_node_is_read_last() {
 fn after_a_time_without_meters_no_window_reaches_back_into_it() {
     let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
-    let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+    let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, TIMEOUT);
     let mut ends_ns = Vec::new();
     for second in (0..4).chain(70..80).chain(100..104) {
         let at_ns = second * SECOND;
@@ -282,20 +282,20 @@ fn after_a_time_without_meters_no_window_reaches_back_into_it() {
 }
 
 #[test]
-fn a_meter_of_the_node_that_lags_pays_for_cards_when_it_shows_them() {
+fn a_meter_of_the_node_that_lags_pays_for_gpus_when_it_shows_them() {
     const LAG: i64 = 8;
     let mut ledger = ledger(IdleTo::Unassigned, Some(100));
     let meter = node(&mut ledger);
     let mut sums: BTreeMap<Who, i64> = BTreeMap::new();
-    let (mut cards_uj, mut whole_uj, mut settled_s) = (0, 0, None);
+    let (mut gpus_uj, mut whole_uj, mut settled_s) = (0, 0, None);
     for second in 0..80 {
-        // A card draws 300 W for its job from second 10 to 40; the controller shows it 8 s later.
+        // A GPU draws 300 W for its job from second 10 to 40; the controller shows it 8 s later.
         let busy = |second: i64| (11..=40).contains(&second);
         let shown_w = if busy(second - LAG) { 400 } else { 100 };
         ledger.meters.read_power(meter, second * SECOND, shown_w * 1000);
         if busy(second) {
-            cards_uj += 300_000_000;
-            ledger.charge_cards(Who::Job(1), cards_uj, 0);
+            gpus_uj += 300_000_000;
+            ledger.charge_gpus(Who::Job(1), gpus_uj, 0);
         }
         self::second(&mut ledger, 10);
         if second == 40 {
@@ -315,14 +315,14 @@ fn a_meter_of_the_node_that_lags_pays_for_cards_when_it_shows_them() {
 }
 
 #[test]
-fn cards_that_the_node_meter_never_shows_are_missing_and_marked() {
+fn gpus_that_the_node_meter_never_shows_are_missing_and_marked() {
     let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let meter = node(&mut ledger);
     let (mut paid_uj, mut short_uj, mut settled) = (0, 0, false);
     for second in 0..200 {
         ledger.meters.read_power(meter, second * SECOND, 100_000);
         if second <= 50 {
-            ledger.charge_cards(Who::Job(1), second as u64 * 300_000_000, 0);
+            ledger.charge_gpus(Who::Job(1), second as u64 * 300_000_000, 0);
         }
         if second == 50 {
             ledger.leave(1);
@@ -409,8 +409,8 @@ fn a_package_that_is_not_read_makes_the_whole_a_lower_bound() {
 fn under_a_meter_of_the_node_a_part_that_is_known_in_part_is_in_the_rest() {
     let mut ledger = ledger(IdleTo::Unassigned, Some(0));
     let outer = node(&mut ledger);
-    let one = ledger.meters.meter("package-0", Scope::Package, QualityKind::Measured, PATIENCE);
-    ledger.meters.meter("package-1", Scope::Package, QualityKind::Measured, PATIENCE);
+    let one = ledger.meters.meter("package-0", Scope::Package, QualityKind::Measured, TIMEOUT);
+    ledger.meters.meter("package-1", Scope::Package, QualityKind::Measured, TIMEOUT);
     for (at_ns, node_uj, cpu_uj) in [(0, 0, 0), (SECOND, 500, 100)] {
         ledger.meters.read_counter(outer, at_ns, node_uj);
         ledger.meters.read_counter(one, at_ns, cpu_uj);
@@ -427,8 +427,8 @@ fn under_a_meter_of_the_node_a_part_that_is_known_in_part_is_in_the_rest() {
 #[test]
 fn an_estimate_is_not_added_to_what_was_measured() {
     let mut ledger = ledger(IdleTo::Unassigned, Some(0));
-    let guess = ledger.meters.meter("estimate", Scope::Package, QualityKind::Estimated, PATIENCE);
-    let package = ledger.meters.meter("package-0", Scope::Package, QualityKind::Measured, PATIENCE);
+    let guess = ledger.meters.meter("estimate", Scope::Package, QualityKind::Estimated, TIMEOUT);
+    let package = ledger.meters.meter("package-0", Scope::Package, QualityKind::Measured, TIMEOUT);
     for second in 0..2 {
         ledger.meters.read_counter(guess, second * SECOND, second * 70);
         ledger.meters.read_counter(package, second * SECOND, second * 100);
@@ -477,7 +477,7 @@ fn what_was_learned_before_holds_from_the_first_window_on() {
     // The first thing that it sees is a busy machine.
     let busy = |ledger: &mut EnergyLedger| {
         let meter = node(ledger);
-        let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, PATIENCE);
+        let package = ledger.meters.meter("rapl", Scope::Package, QualityKind::Measured, TIMEOUT);
         for (at_ns, node_uj, cpu_uj) in [(0, 0, 0), (SECOND, 300_000_000, 200_000_000)] {
             ledger.meters.read_counter(meter, at_ns, node_uj);
             ledger.meters.read_counter(package, at_ns, cpu_uj);
@@ -541,7 +541,7 @@ fn without_a_meter_nothing_is_charged() {
 enum Event {
     Weigh(u32, u64, u64),
     Node(u64),
-    Cards(u32, u64, u64),
+    Gpus(u32, u64, u64),
     Leave(u32),
     Read { meter: usize, grown_uj: u64 },
     Restart(usize),
@@ -552,7 +552,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         4 => (0..4u32, 0..5_000_000_000u64, 0..1u64 << 50).prop_map(|(slot, cpu, memory)| Event::Weigh(slot, cpu, memory)),
         2 => (0..9_000_000_000u64).prop_map(Event::Node),
-        2 => (0..4u32, 0..900_000_000u64, 0..900_000_000u64).prop_map(|(slot, a, i)| Event::Cards(slot, a, i)),
+        2 => (0..4u32, 0..900_000_000u64, 0..900_000_000u64).prop_map(|(slot, a, i)| Event::Gpus(slot, a, i)),
         1 => (0..4u32).prop_map(Event::Leave),
         6 => (0..5usize, 0..900_000_000u64).prop_map(|(meter, grown_uj)| Event::Read { meter, grown_uj }),
         1 => (0..5usize).prop_map(Event::Restart),
@@ -568,31 +568,31 @@ proptest! {
         events in prop::collection::vec(event(), 1..200),
         idle_w in prop::option::of(0..400u64),
         holders in any::<bool>(),
-        with_cards in any::<bool>(),
+        with_gpus in any::<bool>(),
     ) {
         let mut ledger = ledger(if holders { IdleTo::Holders } else { IdleTo::Unassigned }, idle_w);
         let scopes = [
-            Scope::Node { rank: 1, with_cards }, Scope::Board, Scope::Package, Scope::Package, Scope::Memory,
+            Scope::Node { rank: 1, with_gpus }, Scope::Board, Scope::Package, Scope::Package, Scope::Memory,
         ];
         let meters: Vec<MeterId> = (0..5)
-            .map(|index| ledger.meters.meter(&format!("meter {index}"), scopes[index], QualityKind::Measured, PATIENCE))
+            .map(|index| ledger.meters.meter(&format!("meter {index}"), scopes[index], QualityKind::Measured, TIMEOUT))
             .collect();
         let mut counters = [0i64; 5];
-        let mut cards = [(0u64, 0u64); 4];
+        let mut gpus = [(0u64, 0u64); 4];
         let mut now_ns = 0;
         let mut last_end_ns = i64::MIN;
         for event in events {
             match event {
                 Event::Weigh(slot, cpu, memory) => ledger.weigh_job(slot, Weights { cpu, memory, held: cpu / 2 }),
                 Event::Node(cpu) => ledger.weigh_node(Weights { cpu, memory: cpu, held: cpu.saturating_mul(2) }),
-                Event::Cards(slot, active, idle) => {
-                    let line = &mut cards[slot as usize];
+                Event::Gpus(slot, active, idle) => {
+                    let line = &mut gpus[slot as usize];
                     *line = (line.0 + active, line.1 + idle);
-                    ledger.charge_cards(Who::Job(slot), line.0, line.1);
+                    ledger.charge_gpus(Who::Job(slot), line.0, line.1);
                 }
                 Event::Leave(slot) => {
                     ledger.leave(slot);
-                    cards[slot as usize] = (0, 0);
+                    gpus[slot as usize] = (0, 0);
                 }
                 Event::Read { meter, grown_uj } => {
                     counters[meter] += grown_uj as i64;
@@ -615,8 +615,8 @@ proptest! {
         steps in prop::collection::vec((1..5_000_000_000i64, 0..900_000_000i64, 1..4usize), 2..60),
     ) {
         let mut ledger = ledger(IdleTo::Unassigned, Some(50));
-        let fast = ledger.meters.meter("fast", Scope::Package, QualityKind::Measured, PATIENCE);
-        let slow = ledger.meters.meter("slow", Scope::Memory, QualityKind::Measured, PATIENCE);
+        let fast = ledger.meters.meter("fast", Scope::Package, QualityKind::Measured, TIMEOUT);
+        let slow = ledger.meters.meter("slow", Scope::Memory, QualityKind::Measured, TIMEOUT);
         let (mut now_ns, mut counter_uj, mut sum) = (0, 0, 0u64);
         let mut closed_to = None;
         let mut at_time = vec![];

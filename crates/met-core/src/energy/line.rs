@@ -10,7 +10,7 @@ use crate::job::QualityKind;
 pub const PARTS: usize = 4;
 pub const CPU: usize = 0;
 pub const MEMORY: usize = 1;
-pub const CARDS: usize = 2;
+pub const GPUS: usize = 2;
 pub const REST: usize = 3;
 
 /// Whose energy it is.
@@ -25,7 +25,7 @@ pub enum Who {
     Unassigned,
 }
 
-/// Energy in microjoules by part of the machine. In a window a part of cards may be negative: a provisional share
+/// Energy in microjoules by part of the machine. In a window a part of GPUs may be negative: a provisional share
 /// went to another job. Windows one after the other never add up to less than 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Line {
@@ -42,8 +42,8 @@ impl Line {
         self.idle_uj.iter().sum()
     }
 
-    pub fn cards_uj(&self) -> i64 {
-        self.active_uj[CARDS] + self.idle_uj[CARDS]
+    pub fn gpus_uj(&self) -> i64 {
+        self.active_uj[GPUS] + self.idle_uj[GPUS]
     }
 
     pub(super) fn take(&mut self, other: &Line) {
@@ -76,7 +76,7 @@ pub enum IdleTo {
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
     pub idle_to: IdleTo,
-    /// Of the whole machine without its cards, where it is known; else it is learned.
+    /// Of the whole machine without its GPUs, where it is known; else it is learned.
     pub idle_mw: Option<u64>,
 }
 

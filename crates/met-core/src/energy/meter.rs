@@ -11,9 +11,9 @@ pub enum Scope {
     /// All of the machine, at the wall or behind its power supplies. Of several the lowest rank is believed.
     Node {
         rank: u8,
-        with_cards: bool,
+        with_gpus: bool,
     },
-    /// The board: processors, memory and what is soldered to it, no cards.
+    /// The board: processors, memory and what is soldered to it, no GPUs.
     Board,
     /// A processor with its cores, caches and memory controller.
     Package,
@@ -58,7 +58,7 @@ pub(super) struct Meter {
     pub scope: Scope,
     pub kind: QualityKind,
     /// Readings further apart than this have a gap between them.
-    pub patience_ns: i64,
+    pub timeout_ns: i64,
     pub taken: Taken,
     /// The oldest is not later than the window that is open.
     readings: VecDeque<Reading>,
@@ -94,12 +94,12 @@ const NODE_MOST_MW: i64 = 10_000_000;
 const AGREES_FACTOR: i64 = 2;
 
 impl Meter {
-    pub fn new(name: &str, scope: Scope, kind: QualityKind, patience_ns: i64) -> Meter {
+    pub fn new(name: &str, scope: Scope, kind: QualityKind, timeout_ns: i64) -> Meter {
         let mut meter = Meter {
             name: name.to_owned(),
             scope,
             kind,
-            patience_ns,
+            timeout_ns,
             taken: Taken::default(),
             readings: VecDeque::new(),
             seen_ns: None,
@@ -216,14 +216,14 @@ impl Meter {
     /// What the time since the last reading is, by its length.
     fn gap(&self, at_ns: i64) -> Fault {
         match self.last_ns().map(|last_ns| at_ns - last_ns) {
-            Some(elapsed_ns) if elapsed_ns <= self.patience_ns => Fault::None,
+            Some(elapsed_ns) if elapsed_ns <= self.timeout_ns => Fault::None,
             Some(elapsed_ns) if elapsed_ns <= self.bridge_ns() => Fault::Bridged,
             _ => Fault::Lost,
         }
     }
 
     fn bridge_ns(&self) -> i64 {
-        self.patience_ns.max(BRIDGE_NS)
+        self.timeout_ns.max(BRIDGE_NS)
     }
 
     fn push(&mut self, at_ns: i64, grown_uj: u64, fault: Fault) {
@@ -328,7 +328,7 @@ mod tests {
     const JOULE: i64 = 1_000_000;
 
     fn meter() -> Meter {
-        Meter::new("m", Scope::Node { rank: 0, with_cards: true }, QualityKind::Measured, 10 * SECOND)
+        Meter::new("m", Scope::Node { rank: 0, with_gpus: true }, QualityKind::Measured, 10 * SECOND)
     }
 
     fn span(meter: &Meter, begin_s: i64, end_s: i64) -> Option<(i64, i64, Fault)> {

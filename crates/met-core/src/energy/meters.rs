@@ -21,7 +21,7 @@ pub struct MeterId(usize);
 #[derive(Debug, Default)]
 pub struct Meters {
     all: Vec<Meter>,
-    /// What cards and processors draw at present, as far as it is seen.
+    /// What GPUs and processors draw at present, as far as it is seen.
     explained_mw: i64,
 }
 
@@ -46,15 +46,15 @@ impl Meters {
         self.all.retain(|meter| meter.kind != QualityKind::Estimated);
     }
 
-    /// Takes up a meter, which is read at least as often as `patience_ns` from now on; one that is known stays
+    /// Takes up a meter, which is read at least as often as `timeout_ns` from now on; one that is known stays
     /// as it is otherwise.
-    pub fn meter(&mut self, name: &str, scope: Scope, kind: QualityKind, patience_ns: i64) -> MeterId {
+    pub fn meter(&mut self, name: &str, scope: Scope, kind: QualityKind, timeout_ns: i64) -> MeterId {
         let known = self.all.iter().position(|meter| meter.name == name);
         let at = known.unwrap_or_else(|| {
-            self.all.push(Meter::new(name, scope, kind, patience_ns));
+            self.all.push(Meter::new(name, scope, kind, timeout_ns));
             self.all.len() - 1
         });
-        self.all[at].patience_ns = patience_ns;
+        self.all[at].timeout_ns = timeout_ns;
         MeterId(at)
     }
 
@@ -131,15 +131,15 @@ impl Meters {
         cut_ns
     }
 
-    /// What the meter of the machine counted since a window was last made of it, by nothing but its counter; cards that
+    /// What the meter of the machine counted since a window was last made of it, by nothing but its counter; GPUs that
     /// it does not see are beside that.
     pub(super) fn counted(&self, whole: &Whole, end_ns: i64) -> Option<u64> {
         let outer = whole.outer.as_ref()?;
         let meter = self.all.get(outer.index)?;
         let others_were_read = meter.taken.others_uj > 0 || outer.ahead_uj > 0;
         let taken_uj = meter.taken.so_far_uj.filter(|_| !others_were_read)?;
-        let cards_uj = if outer.with_cards { 0 } else { whole.cards_uj };
-        Some(meter.at(end_ns)?.saturating_sub(taken_uj).saturating_add(cards_uj))
+        let gpus_uj = if outer.with_gpus { 0 } else { whole.gpus_uj };
+        Some(meter.at(end_ns)?.saturating_sub(taken_uj).saturating_add(gpus_uj))
     }
 
     /// Notes which meters the window was made of: what they count while others are read in their place is theirs.
@@ -184,7 +184,7 @@ impl Meters {
             lost_uj: span.lost_uj,
             is_guess: meter.is_power() && span.fault != Fault::None,
             ahead_uj: ahead_uj.saturating_sub(span.energy_uj),
-            with_cards: matches!(meter.scope, Scope::Node { with_cards: true, .. }),
+            with_gpus: matches!(meter.scope, Scope::Node { with_gpus: true, .. }),
         };
         Some(Whole {
             outer: Some(outer),
@@ -193,7 +193,7 @@ impl Meters {
             kind: if span.fault == Fault::Unknown { QualityKind::LowerBound } else { meter.kind },
             fault: if missed_uj > 0 { fault.max(Fault::Lost) } else { fault },
             metered: [cpu.energy_uj.is_some(), memory.energy_uj.is_some(), true, true],
-            cards_uj: 0,
+            gpus_uj: 0,
             agrees: true,
             meters: String::new(),
             cpu,

@@ -8,7 +8,7 @@ use crate::job::QualityKind;
 
 #[derive(Debug, Default)]
 pub struct Resting {
-    /// Of the whole machine without its cards, by configuration.
+    /// Of the whole machine without its GPUs, by configuration.
     pub(super) configured_mw: Option<u64>,
     learned: IdlePower,
     /// Of a machine whose idle power is known by part.
@@ -59,7 +59,7 @@ impl Resting {
         }
     }
 
-    /// What the machine would have used when idle. Of cards it is part of their lines.
+    /// What the machine would have used when idle. Of GPUs it is part of their lines.
     pub(super) fn idle_of(&self, whole: &Whole, node: &Weights, window_ns: i64) -> Idle {
         let (host_uj, outer_uj) = (whole.host_uj(), whole.outer_uj().unwrap_or(0));
         let learned = || self.learned_by_part(whole);

@@ -21,8 +21,8 @@ const SECONDS: usize = 460;
 const TAIL_S: usize = 90;
 const CPU_IDLE_MW: i64 = 40_000;
 const REST_IDLE_MW: i64 = 60_000;
-const CARD_IDLE_MW: i64 = 50_000;
-const CARD_BUSY_MW: i64 = 250_000;
+const GPU_IDLE_MW: i64 = 50_000;
+const GPU_BUSY_MW: i64 = 250_000;
 /// Of a CPU in use.
 const CPU_BUSY_MW: i64 = 30_000;
 const CPUS: u64 = 8;
@@ -36,7 +36,7 @@ struct Job {
     life: Range<usize>,
     /// Thousandths of a CPU.
     cpu_permille: i64,
-    has_card: bool,
+    has_gpu: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -65,9 +65,9 @@ struct Truth {
     node_uj: Vec<i64>,
     package_uj: Vec<i64>,
     power_mw: Vec<i64>,
-    card_idle_uj: Vec<i64>,
+    gpu_idle_uj: Vec<i64>,
     jobs_cpu_uj: Vec<Vec<i64>>,
-    jobs_card_uj: Vec<Vec<i64>>,
+    jobs_gpu_uj: Vec<Vec<i64>>,
     jobs_cpu_ns: Vec<Vec<i64>>,
     busy_ns: Vec<i64>,
 }
@@ -82,28 +82,28 @@ impl Truth {
             node_uj: none(),
             package_uj: none(),
             power_mw: none(),
-            card_idle_uj: none(),
+            gpu_idle_uj: none(),
             jobs_cpu_uj: many(),
-            jobs_card_uj: many(),
+            jobs_gpu_uj: many(),
             jobs_cpu_ns: many(),
             busy_ns: none(),
         };
         for step in 0..SECONDS * STEPS {
-            let (mut permille, mut card_mw) = (SYSTEM_PERMILLE, 0);
+            let (mut permille, mut gpu_mw) = (SYSTEM_PERMILLE, 0);
             for (index, job) in plan.jobs.iter().enumerate() {
                 let lives = job.life.contains(&(step / STEPS));
-                let (cpu, card) = if lives { (job.cpu_permille, i64::from(job.has_card)) } else { (0, 0) };
+                let (cpu, gpu) = if lives { (job.cpu_permille, i64::from(job.has_gpu)) } else { (0, 0) };
                 permille += cpu;
-                card_mw += card * CARD_BUSY_MW;
+                gpu_mw += gpu * GPU_BUSY_MW;
                 grow(&mut truth.jobs_cpu_uj[index], uj(cpu * CPU_BUSY_MW / 1000));
-                grow(&mut truth.jobs_card_uj[index], uj(card * CARD_BUSY_MW));
+                grow(&mut truth.jobs_gpu_uj[index], uj(gpu * GPU_BUSY_MW));
                 grow(&mut truth.jobs_cpu_ns[index], step_ns * cpu / 1000);
             }
             let cpu_mw = CPU_IDLE_MW + permille * CPU_BUSY_MW / 1000;
-            let node_mw = cpu_mw + REST_IDLE_MW + CARD_IDLE_MW + card_mw;
+            let node_mw = cpu_mw + REST_IDLE_MW + GPU_IDLE_MW + gpu_mw;
             grow(&mut truth.package_uj, uj(cpu_mw));
             grow(&mut truth.node_uj, uj(node_mw));
-            grow(&mut truth.card_idle_uj, uj(CARD_IDLE_MW));
+            grow(&mut truth.gpu_idle_uj, uj(GPU_IDLE_MW));
             grow(&mut truth.busy_ns, step_ns * permille / 1000);
             truth.power_mw.push(node_mw);
         }
@@ -251,9 +251,9 @@ impl<'a> Machine<'a> {
         self.read = Some(second);
         let step = second * STEPS;
         let (shown_uj, power_mw) = self.truth.node_at(step, plan.lag_s * STEPS);
-        let patience_ns = 3 * plan.period_s as i64 * SECOND;
-        let scope = Scope::Node { rank: 0, with_cards: true };
-        let meter = self.ledger.meters.meter("bmc", scope, QualityKind::Measured, patience_ns);
+        let timeout_ns = 3 * plan.period_s as i64 * SECOND;
+        let scope = Scope::Node { rank: 0, with_gpus: true };
+        let meter = self.ledger.meters.meter("bmc", scope, QualityKind::Measured, timeout_ns);
         let glitch = self.glitches.first().filter(|(from, _)| second >= *from && !is_end).copied();
         self.glitches.drain(..usize::from(glitch.is_some()));
         // Gaps may bring two of them together, and then it is undecidable which is right.
@@ -292,15 +292,15 @@ impl<'a> Machine<'a> {
             }
             let cpu = (cpu_ns[now] - cpu_ns[before]) as u64;
             self.ledger.weigh_job(slot as u32, Weights { cpu, ..Weights::default() });
-            if job.has_card {
-                let used_uj = self.truth.jobs_card_uj[slot][now] as u64;
-                self.ledger.charge_cards(Who::Job(slot as u32), used_uj, 0);
+            if job.has_gpu {
+                let used_uj = self.truth.jobs_gpu_uj[slot][now] as u64;
+                self.ledger.charge_gpus(Who::Job(slot as u32), used_uj, 0);
             }
             if job.life.end * STEPS <= now {
                 self.ledger.leave(slot as u32);
             }
         }
-        self.ledger.charge_cards(Who::Idle, 0, self.truth.card_idle_uj[now] as u64);
+        self.ledger.charge_gpus(Who::Idle, 0, self.truth.gpu_idle_uj[now] as u64);
         let cpu = (self.truth.busy_ns[now] - self.truth.busy_ns[before]) as u64;
         let held = CPUS * ((now - before) as u64) * (SECOND as u64 / STEPS as u64);
         self.ledger.weigh_node(Weights { cpu, memory: 0, held });
@@ -323,7 +323,7 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
         let one = |(index, (begin, length, cpu_permille)): (usize, (usize, usize, i64))| Job {
             life: begin..(begin + length).min(SECONDS - TAIL_S),
             cpu_permille,
-            has_card: index == 0,
+            has_gpu: index == 0,
         };
         jobs.into_iter().enumerate().map(one).collect()
     })
@@ -425,7 +425,7 @@ fn check_jobs(plan: &Plan, booked: &Booked, truth: &Truth) -> Result<(), TestCas
             continue;
         }
         let end = truth.jobs_cpu_uj[slot].len() - 1;
-        let true_uj = truth.jobs_cpu_uj[slot][end] + truth.jobs_card_uj[slot][end];
+        let true_uj = truth.jobs_cpu_uj[slot][end] + truth.jobs_gpu_uj[slot][end];
         let found_uj = booked.lines_uj.get(&Who::Job(slot as u32)).copied().unwrap_or(0);
         // Jobs are read every second; power is read now and then, and not counted. A meter that lags is wrong for
         // that time whenever a job comes or goes.
@@ -447,7 +447,7 @@ fn check_jobs(plan: &Plan, booked: &Booked, truth: &Truth) -> Result<(), TestCas
 
 /// What a job draws while it runs.
 fn power_of(job: &Job) -> i64 {
-    job.cpu_permille * CPU_BUSY_MW / 1000 + if job.has_card { CARD_BUSY_MW } else { 0 }
+    job.cpu_permille * CPU_BUSY_MW / 1000 + if job.has_gpu { GPU_BUSY_MW } else { 0 }
 }
 
 fn check(plan: &Plan) -> Result<(), TestCaseError> {
@@ -489,17 +489,17 @@ fn power_with_gap(jobs: Vec<Job>, gap: Range<usize>) -> Plan {
     }
 }
 
-/// A job that computed on a card while power was not read left a claim that no later reading shows, and all that the
+/// A job that computed on a GPU while power was not read left a claim that no later reading shows, and all that the
 /// next job used was taken for it.
 #[test]
 fn what_was_used_while_power_was_not_read_is_not_taken_from_the_next_job() {
-    let before = Job { life: 54..60, cpu_permille: 400, has_card: true };
-    let after = Job { life: 110..144, cpu_permille: 1234, has_card: false };
+    let before = Job { life: 54..60, cpu_permille: 400, has_gpu: true };
+    let after = Job { life: 110..144, cpu_permille: 1234, has_gpu: false };
     let after_uj = power_of(&after) * 1000 * after.life.len() as i64;
     let plan = power_with_gap(vec![before, after], 52..97);
     check(&plan).unwrap();
     let (booked, ..) = Machine::new(&plan).run();
-    assert_eq!(booked.lines_uj[&Who::Job(0)], CARD_BUSY_MW * 1000 * 6, "the card's own counter is right");
+    assert_eq!(booked.lines_uj[&Who::Job(0)], GPU_BUSY_MW * 1000 * 6, "the card's own counter is right");
     let found_uj = booked.lines_uj[&Who::Job(1)];
     assert!((found_uj - after_uj).abs() <= after_uj / 50, "used {after_uj} and is charged {found_uj}");
 }
@@ -508,8 +508,8 @@ fn what_was_used_while_power_was_not_read_is_not_taken_from_the_next_job() {
 /// was charged for a part of what the second one used after it.
 #[test]
 fn a_job_is_not_charged_for_the_next_one_where_the_processors_are_read_late() {
-    let after = Job { life: 228..229, cpu_permille: 400, has_card: true };
-    let before = Job { life: 81..227, cpu_permille: 400, has_card: false };
+    let after = Job { life: 228..229, cpu_permille: 400, has_gpu: true };
+    let before = Job { life: 81..227, cpu_permille: 400, has_gpu: false };
     let plan = Plan {
         counts: true,
         period_s: 5,
@@ -526,8 +526,8 @@ fn a_job_is_not_charged_for_the_next_one_where_the_processors_are_read_late() {
 /// shared with the second one.
 #[test]
 fn a_window_does_not_end_while_the_processors_are_away() {
-    let second = Job { life: 136..166, cpu_permille: 1321, has_card: true };
-    let first = Job { life: 131..146, cpu_permille: 400, has_card: false };
+    let second = Job { life: 136..166, cpu_permille: 1321, has_gpu: true };
+    let first = Job { life: 131..146, cpu_permille: 400, has_gpu: false };
     let plan = Plan {
         counts: true,
         has_package: true,
@@ -540,8 +540,8 @@ fn a_window_does_not_end_while_the_processors_are_away() {
 /// Idle power was learned with the processors' meter, and taken for unknown when only the node's was read.
 #[test]
 fn idle_power_stays_known_while_the_processors_are_away() {
-    let first = Job { life: 25..26, cpu_permille: 400, has_card: true };
-    let second = Job { life: 171..191, cpu_permille: 400, has_card: false };
+    let first = Job { life: 25..26, cpu_permille: 400, has_gpu: true };
+    let second = Job { life: 171..191, cpu_permille: 400, has_gpu: false };
     let plan = Plan {
         counts: true,
         has_package: true,
@@ -555,7 +555,7 @@ fn idle_power_stays_known_while_the_processors_are_away() {
 
 #[test]
 fn a_meter_that_lags_still_shows_after_a_gap_what_it_was_behind_by() {
-    let job = Job { life: 60..200, cpu_permille: 1000, has_card: true };
+    let job = Job { life: 60..200, cpu_permille: 1000, has_gpu: true };
     let used_uj = power_of(&job) * 1000 * job.life.len() as i64;
     let plan = Plan { lag_s: 5, has_package: true, ..power_with_gap(vec![job], 90..120) };
     check(&plan).unwrap();
@@ -570,8 +570,8 @@ fn a_meter_that_lags_still_shows_after_a_gap_what_it_was_behind_by() {
 /// power for the processors, and the second job paid for that.
 #[test]
 fn a_meter_that_lags_is_still_behind_after_a_gap_of_the_processors() {
-    let first = Job { life: 36..180, cpu_permille: 400, has_card: true };
-    let second = Job { life: 194..370, cpu_permille: 400, has_card: false };
+    let first = Job { life: 36..180, cpu_permille: 400, has_gpu: true };
+    let second = Job { life: 194..370, cpu_permille: 400, has_gpu: false };
     let plan = Plan {
         counts: true,
         period_s: 5,
@@ -589,8 +589,8 @@ fn a_meter_that_lags_is_still_behind_after_a_gap_of_the_processors() {
 /// between the two jobs, although no meter was ever away.
 #[test]
 fn what_a_meter_shows_late_is_not_idle_power() {
-    let first = Job { life: 25..130, cpu_permille: 400, has_card: true };
-    let second = Job { life: 139..331, cpu_permille: 400, has_card: false };
+    let first = Job { life: 25..130, cpu_permille: 400, has_gpu: true };
+    let second = Job { life: 139..331, cpu_permille: 400, has_gpu: false };
     let plan = Plan {
         counts: true,
         period_s: 10,
@@ -605,8 +605,8 @@ fn what_a_meter_shows_late_is_not_idle_power() {
 
 #[test]
 fn a_counter_that_lags_is_still_behind_after_a_long_gap() {
-    let first = Job { life: 25..130, cpu_permille: 400, has_card: true };
-    let second = Job { life: 147..333, cpu_permille: 400, has_card: false };
+    let first = Job { life: 25..130, cpu_permille: 400, has_gpu: true };
+    let second = Job { life: 147..333, cpu_permille: 400, has_gpu: false };
     let plan = Plan {
         counts: true,
         period_s: 5,
@@ -623,8 +623,8 @@ fn a_counter_that_lags_is_still_behind_after_a_long_gap() {
 /// second job used was paid late, in part never.
 #[test]
 fn what_a_counter_reports_late_of_a_long_gap_is_not_a_lag() {
-    let first = Job { life: 102..165, cpu_permille: 945, has_card: true };
-    let second = Job { life: 218..315, cpu_permille: 400, has_card: false };
+    let first = Job { life: 102..165, cpu_permille: 945, has_gpu: true };
+    let second = Job { life: 218..315, cpu_permille: 400, has_gpu: false };
     let plan = Plan {
         counts: true,
         period_s: 10,
@@ -642,8 +642,8 @@ fn what_a_counter_reports_late_of_a_long_gap_is_not_a_lag() {
 /// the parts and the idle power of the rest.
 #[test]
 fn a_counter_that_is_behind_at_the_end_of_a_long_gap_is_seen_to_lag() {
-    let first = Job { life: 46..104, cpu_permille: 400, has_card: true };
-    let second = Job { life: 121..317, cpu_permille: 400, has_card: false };
+    let first = Job { life: 46..104, cpu_permille: 400, has_gpu: true };
+    let second = Job { life: 121..317, cpu_permille: 400, has_gpu: false };
     let plan = Plan {
         counts: true,
         period_s: 5,

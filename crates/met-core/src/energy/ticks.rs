@@ -16,7 +16,7 @@ pub(super) struct Done {
     pub jobs: BTreeMap<u32, Weights>,
     /// All of the machine, jobs included.
     pub node: Weights,
-    pub cards: BTreeMap<Who, Line>,
+    pub gpus: BTreeMap<Who, Line>,
 }
 
 #[derive(Debug, Default)]
@@ -67,10 +67,10 @@ impl Ticks {
         taken
     }
 
-    /// What cards used is for the next window.
-    pub fn put_back(&mut self, cards: BTreeMap<Who, Line>) {
-        for (who, line) in cards {
-            self.current.cards.entry(who).or_default().add(&line);
+    /// What GPUs used is for the next window.
+    pub fn put_back(&mut self, gpus: BTreeMap<Who, Line>) {
+        for (who, line) in gpus {
+            self.current.gpus.entry(who).or_default().add(&line);
         }
     }
 
@@ -79,11 +79,11 @@ impl Ticks {
         self.ticks.back().map(|tick| tick.begin_ns)
     }
 
-    /// Use of cards that no window has taken yet.
-    pub fn cards_of(&self, who: Who) -> Line {
+    /// Use of GPUs that no window has taken yet.
+    pub fn gpus_of(&self, who: Who) -> Line {
         let mut line = Line::default();
         let done = self.ticks.iter().map(|tick| &tick.done).chain([&self.current]);
-        for used in done.filter_map(|done| done.cards.get(&who)) {
+        for used in done.filter_map(|done| done.gpus.get(&who)) {
             line.add(used);
         }
         line
@@ -108,8 +108,8 @@ impl Done {
             self.jobs.entry(slot).or_default().add(weights);
         }
         self.node.add(other.node);
-        for (who, line) in other.cards {
-            self.cards.entry(who).or_default().add(&line);
+        for (who, line) in other.gpus {
+            self.gpus.entry(who).or_default().add(&line);
         }
     }
 
@@ -127,14 +127,14 @@ impl Done {
         }
         taken.node = weights(&self.node);
         self.node = self.node.above(taken.node);
-        for (&who, all) in &mut self.cards {
+        for (&who, all) in &mut self.gpus {
             let is_over = matches!(who, Who::Job(slot) if over.contains(&slot));
             let part = match is_over {
                 true => *all,
                 false => Line { active_uj: all.active_uj.map(uj), idle_uj: all.idle_uj.map(uj) },
             };
             all.take(&part);
-            taken.cards.insert(who, part);
+            taken.gpus.insert(who, part);
         }
         taken
     }

@@ -12,8 +12,8 @@ pub(super) struct Whole {
     pub caught_up_uj: u64,
     pub cpu: Inner,
     pub memory: Inner,
-    /// What cards claim in it.
-    pub cards_uj: u64,
+    /// What GPUs claim in it.
+    pub gpus_uj: u64,
     /// No meter says more than one that it is a part of.
     pub agrees: bool,
     pub source: MeteredBy,
@@ -35,7 +35,7 @@ pub(super) struct Outer {
     pub is_guess: bool,
     /// What others have shown beyond what it has counted by the end of this window.
     pub ahead_uj: u64,
-    pub with_cards: bool,
+    pub with_gpus: bool,
 }
 
 /// What several meters of one scope say together of a window.
@@ -91,7 +91,7 @@ impl Whole {
             metered: [cpu.energy_uj.is_some(), memory.energy_uj.is_some(), true, false],
             cpu,
             memory,
-            cards_uj: 0,
+            gpus_uj: 0,
             agrees: true,
             source,
             kind,
@@ -113,20 +113,20 @@ impl Whole {
 
     fn inner_uj(&self) -> u64 {
         let host_uj = self.cpu.shared_uj().saturating_add(self.memory.shared_uj());
-        host_uj.saturating_add(self.cards_uj)
+        host_uj.saturating_add(self.gpus_uj)
     }
 
-    /// By part, without cards, if the meters agree.
+    /// By part, without GPUs, if the meters agree.
     pub fn host_uj(&self) -> [u64; PARTS] {
         let rest_uj = self.outer_uj().map_or(0, |outer_uj| outer_uj.saturating_sub(self.inner_uj()));
         [self.cpu.shared_uj(), self.memory.shared_uj(), 0, rest_uj]
     }
 
-    /// Cards are within a meter that sees them, and beside any other.
-    pub fn add_cards(&mut self, cards_uj: u64) {
-        self.cards_uj = cards_uj;
-        if let Some(outer) = self.outer.as_mut().filter(|outer| !outer.with_cards) {
-            outer.energy_uj = outer.energy_uj.saturating_add(cards_uj);
+    /// GPUs are within a meter that sees them, and beside any other.
+    pub fn add_gpus(&mut self, gpus_uj: u64) {
+        self.gpus_uj = gpus_uj;
+        if let Some(outer) = self.outer.as_mut().filter(|outer| !outer.with_gpus) {
+            outer.energy_uj = outer.energy_uj.saturating_add(gpus_uj);
         }
         self.agrees = self.outer_uj().is_none_or(|outer_uj| self.inner_uj() <= outer_uj);
         self.meters = self.set_of_meters(self.metered);
@@ -138,9 +138,9 @@ impl Whole {
             MeteredBy::Node(name) => Some(name.as_str()),
             MeteredBy::None | MeteredBy::Processors | MeteredBy::Memory => None,
         };
-        // Cards that are not read are in the rest of the node's meter.
-        let has_cards = self.has_cards_inside() && self.cards_uj > 0;
-        let inner = [("processors", metered[CPU]), ("memory", metered[MEMORY]), ("cards", has_cards)];
+        // GPUs that are not read are in the rest of the node's meter.
+        let has_gpus = self.has_gpus_inside() && self.gpus_uj > 0;
+        let inner = [("processors", metered[CPU]), ("memory", metered[MEMORY]), ("cards", has_gpus)];
         let inner = inner.into_iter().filter(|(_, is_read)| *is_read).map(|(name, _)| name);
         outer.into_iter().chain(inner).collect::<Vec<_>>().join(", ")
     }
@@ -149,8 +149,8 @@ impl Whole {
         self.outer.as_ref().map(|outer| outer.energy_uj)
     }
 
-    /// Whether cards are in what the meter of the machine shows.
-    pub fn has_cards_inside(&self) -> bool {
-        self.outer.as_ref().is_some_and(|outer| outer.with_cards)
+    /// Whether GPUs are in what the meter of the machine shows.
+    pub fn has_gpus_inside(&self) -> bool {
+        self.outer.as_ref().is_some_and(|outer| outer.with_gpus)
     }
 }

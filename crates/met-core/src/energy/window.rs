@@ -20,9 +20,10 @@ pub struct EnergyWindow {
     /// What the meter counted while its users were unknown.
     #[serde(default)]
     pub unassigned_uj: i64,
-    /// Of the whole, what cards used.
+    /// Of the whole, what GPUs used.
     #[serde(default)]
-    pub cards_uj: i64,
+    #[serde(rename = "cards_uj")]
+    pub gpus_uj: i64,
     /// What is idle was estimated: the machine has not been seen at rest yet.
     #[serde(default)]
     pub idle_estimated: bool,
@@ -42,7 +43,7 @@ impl EnergyWindow {
             system_uj,
             idle_uj,
             unassigned_uj,
-            cards_uj: closed.lines.values().map(Line::cards_uj).sum(),
+            gpus_uj: closed.lines.values().map(Line::gpus_uj).sum(),
             idle_estimated: closed.idle_assumed,
         }
     }
@@ -58,15 +59,15 @@ impl EnergyWindow {
             system_uj: before.system_uj + self.system_uj,
             idle_uj: before.idle_uj + self.idle_uj,
             unassigned_uj: before.unassigned_uj + self.unassigned_uj,
-            cards_uj: before.cards_uj + self.cards_uj,
+            gpus_uj: before.gpus_uj + self.gpus_uj,
             idle_estimated: before.idle_estimated || self.idle_estimated,
             ..self
         }
     }
 
-    /// Whether a share is negative: a card share given in an earlier window went to another job.
+    /// Whether a share is negative: a GPU share given in an earlier window went to another job.
     pub fn corrects(&self) -> bool {
-        [self.jobs_uj, self.system_uj, self.idle_uj, self.cards_uj].into_iter().any(|uj| uj < 0)
+        [self.jobs_uj, self.system_uj, self.idle_uj, self.gpus_uj].into_iter().any(|uj| uj < 0)
     }
 
     /// Mean power in watts.

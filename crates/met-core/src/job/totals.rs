@@ -1,4 +1,4 @@
-//! The figures of a job: totals, each with how it came to be, and the course of columns in five numbers.
+//! The figures of a job: totals, each with how it came to be, and the series of columns in five numbers.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -137,7 +137,7 @@ impl Totals {
     }
 }
 
-/// The course of one column in five numbers, in the column's sub-unit. Counters: of their growth per second.
+/// The series of one column in five numbers, in the column's sub-unit. Counters: of their growth per second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Weighted by time.

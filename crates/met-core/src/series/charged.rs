@@ -1,7 +1,7 @@
 //! Energy of a job grows when a window of the ledger is charged, some seconds at once. Until then its counter stands
 //! still, which says nothing of its power: power is what a window charged over the time since the last one.
 
-use super::Course;
+use super::Series;
 use crate::{JOB, MISSING, Table, Unit};
 
 /// Windows are ten seconds long, and longer where a meter is slow or did not reply for a while. A counter that stands
@@ -16,31 +16,31 @@ pub(crate) fn is_charged(table: &Table, column: usize) -> bool {
 
 /// Which cells of a column only repeat the one before, while the next charge is awaited; empty where nothing is
 /// charged. `before` is the last cell of an earlier piece of the same series.
-pub(super) fn pending(course: &Course, column: usize, before: Option<i64>) -> Vec<bool> {
-    if !is_charged(course.table, column) {
+pub(super) fn pending(series: &Series, column: usize, before: Option<i64>) -> Vec<bool> {
+    if !is_charged(series.table, column) {
         return Vec::new();
     }
-    let window_ms = longest_window_ms(course, column, before);
-    let cells = &course.columns[column];
+    let window_ms = longest_window_ms(series, column, before);
+    let cells = &series.columns[column];
     let mut pending = vec![false; cells.len()];
     // What comes after the last sample is not known.
-    let mut next_ms = course.times_ms.last().copied().unwrap_or(0);
+    let mut next_ms = series.times_ms.last().copied().unwrap_or(0);
     let mut known = (0..cells.len()).rev().filter(|&index| cells[index] != MISSING).peekable();
     while let Some(index) = known.next() {
         let earlier = known.peek().map(|&earlier| cells[earlier]).or(before);
-        let is_repeated = earlier == Some(cells[index]) && course.spread(column, index).is_none();
+        let is_repeated = earlier == Some(cells[index]) && series.spread(column, index).is_none();
         if !is_repeated {
-            next_ms = course.times_ms[index];
+            next_ms = series.times_ms[index];
         }
-        pending[index] = is_repeated && next_ms - course.times_ms[index] < window_ms;
+        pending[index] = is_repeated && next_ms - series.times_ms[index] < window_ms;
     }
     pending
 }
 
 /// How far apart the charges of a column are at most, as far as that may be a window.
-fn longest_window_ms(course: &Course, column: usize, before: Option<i64>) -> i64 {
+fn longest_window_ms(series: &Series, column: usize, before: Option<i64>) -> i64 {
     let (mut last, mut charged_ms, mut longest_ms) = (before, None, None);
-    for (&time_ms, &cell) in course.times_ms.iter().zip(&course.columns[column]) {
+    for (&time_ms, &cell) in series.times_ms.iter().zip(&series.columns[column]) {
         if cell == MISSING {
             continue;
         }
@@ -61,8 +61,8 @@ mod tests {
     use crate::series::Thinner;
 
     /// A sample every second of a job that is charged `watts` at the seconds that `closes`.
-    fn charged(seconds: i64, watts: impl Fn(i64) -> i64, closes: impl Fn(i64) -> bool) -> Course {
-        let mut course = Course::new(&JOB);
+    fn charged(seconds: i64, watts: impl Fn(i64) -> i64, closes: impl Fn(i64) -> bool) -> Series {
+        let mut series = Series::new(&JOB);
         let (mut owed, mut charged) = (0, 0);
         for second in 0..=seconds {
             owed += if second > 0 { watts(second) * 1_000_000 } else { 0 };
@@ -71,13 +71,13 @@ mod tests {
             }
             let mut cells = vec![MISSING; JOB.columns.len()];
             (cells[CPU], cells[ENERGY], cells[ENERGY_CPU]) = (second * 260_000_000, charged, charged);
-            course.push(second * 1000, &cells);
+            series.push(second * 1000, &cells);
         }
-        course
+        series
     }
 
-    fn watts(course: &Course, column: usize) -> Vec<(i64, i64, i64)> {
-        let spans = course.intervals(column, 25_000);
+    fn watts(series: &Series, column: usize) -> Vec<(i64, i64, i64)> {
+        let spans = series.intervals(column, 25_000);
         spans
             .map(|span| (span.begin_ms / 1000, span.end_ms / 1000, (span.peak / 1e6).round() as i64))
             .collect()
@@ -85,26 +85,26 @@ mod tests {
 
     #[test]
     fn power_is_what_a_window_charged_over_its_time() {
-        let course = charged(47, |_| 5, |second| second % 10 == 0);
+        let series = charged(47, |_| 5, |second| second % 10 == 0);
         let expected = [(0, 10, 5), (10, 20, 5), (20, 30, 5), (30, 40, 5)];
-        assert_eq!(watts(&course, ENERGY), expected, "of the last seconds nothing is known yet");
-        assert_eq!(watts(&course, ENERGY_CPU), expected);
-        assert_eq!(course.intervals(CPU, 25_000).count(), 47, "CPU time is counted all the time");
-        let summary = course.summaries(25_000);
+        assert_eq!(watts(&series, ENERGY), expected, "of the last seconds nothing is known yet");
+        assert_eq!(watts(&series, ENERGY_CPU), expected);
+        assert_eq!(series.intervals(CPU, 25_000).count(), 47, "CPU time is counted all the time");
+        let summary = series.summaries(25_000);
         assert_eq!(summary.get(ENERGY).map(|energy| (energy.min, energy.max)), Some((5e6, 5e6)));
     }
 
     #[test]
     fn windows_may_become_shorter() {
-        let course = charged(24, |_| 5, |second| second == 10 || second >= 20);
-        assert_eq!(watts(&course, ENERGY)[..3], [(0, 10, 5), (10, 20, 5), (20, 21, 5)]);
-        assert_eq!(watts(&course, ENERGY).len(), 6);
+        let series = charged(24, |_| 5, |second| second == 10 || second >= 20);
+        assert_eq!(watts(&series, ENERGY)[..3], [(0, 10, 5), (10, 20, 5), (20, 21, 5)]);
+        assert_eq!(watts(&series, ENERGY).len(), 6);
     }
 
     #[test]
     fn a_job_that_used_no_energy_for_long_has_no_power() {
-        let course = charged(300, |second| if second > 240 { 6 } else { 0 }, |second| second % 10 == 0);
-        let drawn = watts(&course, ENERGY);
+        let series = charged(300, |second| if second > 240 { 6 } else { 0 }, |second| second % 10 == 0);
+        let drawn = watts(&series, ENERGY);
         assert!(drawn.iter().filter(|span| span.1 <= 240).all(|span| span.2 == 0), "{drawn:?}");
         assert!(drawn.iter().filter(|span| span.0 >= 240).all(|span| span.2 == 6), "{drawn:?}");
         assert_eq!(drawn.iter().map(|span| span.2).max(), Some(6));
@@ -114,10 +114,10 @@ mod tests {
 
     #[test]
     fn thinned_samples_have_no_other_peak() {
-        let course = charged(3600, |_| 5, |second| second % 10 == 7);
+        let series = charged(3600, |_| 5, |second| second % 10 == 7);
         let mut thinner = Thinner::new(&JOB, 60_000);
-        for begin in (0..course.len()).step_by(101) {
-            thinner.push(&course.part(begin, course.len().min(begin + 101)));
+        for begin in (0..series.len()).step_by(101) {
+            thinner.push(&series.part(begin, series.len().min(begin + 101)));
         }
         let thinned = thinner.finish();
         assert!(thinned.len() < 200, "{}", thinned.len());

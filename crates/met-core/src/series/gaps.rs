@@ -1,6 +1,6 @@
 //! Which times between two samples are gaps, and which are how often a job was sampled.
 
-use super::Course;
+use super::Series;
 use crate::cadence::{self, LONGEST_NS, TOGETHER_NS};
 
 /// Decides which times between neighbouring samples are gaps.
@@ -56,56 +56,56 @@ impl Gaps {
     }
 
     /// Whether there is one before this sample.
-    pub(super) fn has_before(self, course: &Course, index: usize) -> bool {
-        let here_ms = span_ms(course, index);
+    pub(super) fn has_before(self, series: &Series, index: usize) -> bool {
+        let here_ms = span_ms(series, index);
         let is_clearly_longer = |than_ms: i64| here_ms > than_ms.saturating_mul(5) / 2;
         let is_long_for_its_age = |pace: Pace| {
-            let age_ms = course.times_ms[index] - pace.start_ms.unwrap_or(course.times_ms[0]);
+            let age_ms = series.times_ms[index] - pace.start_ms.unwrap_or(series.times_ms[0]);
             is_clearly_longer(cadence::default_ms(age_ms).min(pace.longest_ms))
         };
         let is_long_here = || {
-            let beside = index > 1 && index + 1 < course.len();
+            let beside = index > 1 && index + 1 < series.len();
             let beside_ms =
-                if beside { span_ms(course, index - 1).min(span_ms(course, index + 1)) } else { 0 };
+                if beside { span_ms(series, index - 1).min(span_ms(series, index + 1)) } else { 0 };
             is_clearly_longer(beside_ms)
-                && is_clearly_longer(usual_ms(course, (1..index).rev()))
-                && is_clearly_longer(usual_ms(course, index + 1..course.len()))
+                && is_clearly_longer(usual_ms(series, (1..index).rev()))
+                && is_clearly_longer(usual_ms(series, index + 1..series.len()))
         };
         here_ms > self.least_ms
             && self
                 .pace
-                .is_none_or(|pace| is_long_for_its_age(pace) && is_long_here() && !are_few_alike(course))
+                .is_none_or(|pace| is_long_for_its_age(pace) && is_long_here() && !are_few_alike(series))
     }
 }
 
 /// Whether there are two or three samples at what can be their own pace, which has no neighbours to be compared with:
 /// two equal times, or one that a ladder may have, since a longer one may as well be an absence. A tick may be late by
 /// a quarter.
-fn are_few_alike(course: &Course) -> bool {
+fn are_few_alike(series: &Series) -> bool {
     let longest_ms = LONGEST_NS / 1_000_000;
-    let (one_ms, other_ms) = match course.len() {
-        2 => (span_ms(course, 1), longest_ms.min(span_ms(course, 1))),
-        3 => (span_ms(course, 1).max(span_ms(course, 2)), span_ms(course, 1).min(span_ms(course, 2))),
+    let (one_ms, other_ms) = match series.len() {
+        2 => (span_ms(series, 1), longest_ms.min(span_ms(series, 1))),
+        3 => (span_ms(series, 1).max(span_ms(series, 2)), span_ms(series, 1).min(span_ms(series, 2))),
         _ => return false,
     };
     one_ms <= other_ms.saturating_mul(5) / 4
 }
 
-fn span_ms(course: &Course, index: usize) -> i64 {
-    course.times_ms[index] - course.times_ms[index - 1]
+fn span_ms(series: &Series, index: usize) -> i64 {
+    series.times_ms[index] - series.times_ms[index - 1]
 }
 
 /// The middle one of the nearest times on one side, so that one gap beside another does not hide it. One alone says
 /// nothing.
-fn usual_ms(course: &Course, nearest: impl Iterator<Item = usize>) -> i64 {
+fn usual_ms(series: &Series, nearest: impl Iterator<Item = usize>) -> i64 {
     const ASKED: usize = 3;
     /// Where many samples were removed, no neighbour is near.
     const LOOKED_AT: usize = 16;
-    let taken = nearest.take(LOOKED_AT).filter(|&index| !course.is_thinned(index));
+    let taken = nearest.take(LOOKED_AT).filter(|&index| !series.is_thinned(index));
     let mut spans = [0; ASKED];
     let mut count = 0;
     for (place, index) in spans.iter_mut().zip(taken) {
-        *place = span_ms(course, index);
+        *place = span_ms(series, index);
         count += 1;
     }
     let known = &mut spans[..count];
@@ -120,14 +120,14 @@ mod tests {
 
     /// Whether there is a gap before each sample but the first, by the spans between them in seconds.
     fn gaps(spans_s: &[i64], gaps: Gaps) -> Vec<bool> {
-        let mut course = Course::new(&JOB);
+        let mut series = Series::new(&JOB);
         let mut time_ms = 1_000_000;
-        course.push(time_ms, &vec![MISSING; JOB.columns.len()]);
+        series.push(time_ms, &vec![MISSING; JOB.columns.len()]);
         for span_s in spans_s {
             time_ms += span_s * 1000;
-            course.push(time_ms, &vec![MISSING; JOB.columns.len()]);
+            series.push(time_ms, &vec![MISSING; JOB.columns.len()]);
         }
-        (1..course.len()).map(|index| gaps.has_before(&course, index)).collect()
+        (1..series.len()).map(|index| gaps.has_before(&series, index)).collect()
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! The intervals between neighbouring known cells of a column, one after the other.
 
-use super::{Course, Gaps, Interval, SPARSE_MS, charged, interval};
+use super::{Gaps, Interval, SPARSE_MS, Series, charged, interval};
 use crate::{Kind, MISSING};
 
-/// See [`Course::intervals`]. A series has tens of thousands of them, and every answer about a job looks at those of several
+/// See [`Series::intervals`]. A series has tens of thousands of them, and every answer about a job looks at those of several
 /// columns.
 pub struct Intervals<'a> {
-    course: &'a Course,
+    series: &'a Series,
     column: usize,
     kind: Kind,
     gaps: Gaps,
@@ -21,27 +21,27 @@ pub struct Intervals<'a> {
 }
 
 impl<'a> Intervals<'a> {
-    pub(super) fn of(course: &'a Course, column: usize, gaps: Gaps) -> Intervals<'a> {
-        let kind = course.table.columns[column].kind;
-        let longest_ms = gaps.longest_ms().filter(|_| course.spreads.is_none());
-        let pending = charged::pending(course, column, None);
-        let cells = &course.columns[column];
+    pub(super) fn of(series: &'a Series, column: usize, gaps: Gaps) -> Intervals<'a> {
+        let kind = series.table.columns[column].kind;
+        let longest_ms = gaps.longest_ms().filter(|_| series.spreads.is_none());
+        let pending = charged::pending(series, column, None);
+        let cells = &series.columns[column];
         // One that was not read has none.
-        let cells = &cells[..cells.len().min(course.len())];
-        Intervals { course, column, kind, gaps, longest_ms, cells, pending, before: None, next: 0 }
+        let cells = &cells[..cells.len().min(series.len())];
+        Intervals { series, column, kind, gaps, longest_ms, cells, pending, before: None, next: 0 }
     }
 
     /// The interval between two known cells, unless there is a gap.
     fn between(&self, first: usize, last: usize) -> Option<Interval> {
-        let course = self.course;
-        let (begin_ms, end_ms) = (course.times_ms[first], course.times_ms[last]);
-        let spread = course.spread(self.column, last);
+        let series = self.series;
+        let (begin_ms, end_ms) = (series.times_ms[first], series.times_ms[last]);
+        let spread = series.spread(self.column, last);
         let is_bridged = match last == first + 1 {
             _ if spread.is_some() => true,
-            true => !self.gaps.has_before(course, last),
+            true => !self.gaps.has_before(series, last),
             false => {
                 end_ms - begin_ms <= self.gaps.least_ms().max(SPARSE_MS)
-                    && !course.has_gap(first, last, self.gaps)
+                    && !series.has_gap(first, last, self.gaps)
             }
         };
         let ends = ((begin_ms, self.cells[first]), (end_ms, self.cells[last]));
@@ -54,7 +54,7 @@ impl Iterator for Intervals<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<Interval> {
-        let (cells, times_ms) = (self.cells, &self.course.times_ms[..self.cells.len()]);
+        let (cells, times_ms) = (self.cells, &self.series.times_ms[..self.cells.len()]);
         while self.next < cells.len() {
             let index = self.next;
             self.next += 1;
@@ -88,21 +88,21 @@ mod tests {
     use crate::series::Thinner;
 
     /// As they are defined: pairs of neighbours among the known cells.
-    fn by_pairs(course: &Course, column: usize, gaps: Gaps) -> Vec<Interval> {
-        let pending = charged::pending(course, column, None);
-        let cells = &course.columns[column];
+    fn by_pairs(series: &Series, column: usize, gaps: Gaps) -> Vec<Interval> {
+        let pending = charged::pending(series, column, None);
+        let cells = &series.columns[column];
         let is_known = |&index: &usize| cells[index] != MISSING && !pending.get(index).is_some_and(|&it| it);
         let known: Vec<usize> = (0..cells.len()).filter(is_known).collect();
         let of_pair = |pair: &[usize]| {
-            let [first, last] = [pair[0], pair[1]].map(|index| (course.times_ms[index], cells[index]));
-            let spread = course.spread(column, pair[1]);
+            let [first, last] = [pair[0], pair[1]].map(|index| (series.times_ms[index], cells[index]));
+            let spread = series.spread(column, pair[1]);
             let is_near = last.0 - first.0 <= gaps.least_ms().max(SPARSE_MS);
             let is_bridged = match pair[1] == pair[0] + 1 {
                 _ if spread.is_some() => true,
-                true => !gaps.has_before(course, pair[1]),
-                false => is_near && !course.has_gap(pair[0], pair[1], gaps),
+                true => !gaps.has_before(series, pair[1]),
+                false => is_near && !series.has_gap(pair[0], pair[1], gaps),
             };
-            is_bridged.then(|| interval(course.table.columns[column].kind, first, last, spread, i64::MAX))?
+            is_bridged.then(|| interval(series.table.columns[column].kind, first, last, spread, i64::MAX))?
         };
         known.windows(2).filter_map(of_pair).collect()
     }
@@ -117,24 +117,24 @@ mod tests {
             samples in prop::collection::vec((1i64..90_000, cell(), cell(), cell()), 0..80),
             gap_ms in 0i64..60_000, is_paced in any::<bool>(), is_thinned in any::<bool>(),
         ) {
-            let (mut course, mut time_ms) = (Course::new(&JOB), 1_700_000_000_000);
+            let (mut series, mut time_ms) = (Series::new(&JOB), 1_700_000_000_000);
             for (elapsed_ms, cpu, memory, energy) in samples {
                 let mut cells = vec![MISSING; JOB.columns.len()];
                 (cells[CPU], cells[MEMORY_NEEDED], cells[ENERGY]) = (cpu, memory, energy);
                 time_ms += elapsed_ms;
-                course.push(time_ms, &cells);
+                series.push(time_ms, &cells);
             }
             if is_thinned {
                 let mut thinner = Thinner::new(&JOB, 60_000);
-                thinner.push(&course);
-                course = thinner.finish();
+                thinner.push(&series);
+                series = thinner.finish();
             }
             let gaps = if is_paced { Gaps::paced(gap_ms, None) } else { gap_ms.into() };
             for column in [CPU, MEMORY_NEEDED, ENERGY] {
-                let found: Vec<Interval> = course.intervals(column, gaps).collect();
-                prop_assert_eq!(found, by_pairs(&course, column, gaps));
-                let mean = course.summary(column, gaps).map(|summary| summary.mean);
-                prop_assert_eq!(course.mean(column, gaps), mean);
+                let found: Vec<Interval> = series.intervals(column, gaps).collect();
+                prop_assert_eq!(found, by_pairs(&series, column, gaps));
+                let mean = series.summary(column, gaps).map(|summary| summary.mean);
+                prop_assert_eq!(series.mean(column, gaps), mean);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Samples on their way to the store.
 
-use crate::series::Course;
+use crate::series::Series;
 use crate::varint::{put, take, unzigzag, zigzag};
 use crate::{MISSING, Table};
 
@@ -73,9 +73,9 @@ impl PackedSamples {
         std::mem::replace(self, fresh)
     }
 
-    pub fn unpack(&self) -> Course {
+    pub fn unpack(&self) -> Series {
         let width = self.table.columns.len();
-        let mut course = Course {
+        let mut series = Series {
             table: self.table,
             times_ms: Vec::with_capacity(self.count),
             columns: (0..width).map(|_| Vec::with_capacity(self.count)).collect(),
@@ -93,10 +93,10 @@ impl PackedSamples {
                 *cell = if is_known { next(&mut values, *before) } else { MISSING };
                 *before = if is_known { *cell } else { *before };
             }
-            course.push(time_ms, &cells);
+            series.push(time_ms, &cells);
             left = values;
         }
-        course
+        series
     }
 }
 
@@ -112,17 +112,17 @@ mod tests {
         fn what_is_packed_is_unpacked(
             rows in prop::collection::vec((any::<i64>(), any::<u128>(), any::<i64>()), 0..20),
         ) {
-            let (mut packed, mut course) = (PackedSamples::new(&JOB), Course::new(&JOB));
+            let (mut packed, mut series) = (PackedSamples::new(&JOB), Series::new(&JOB));
             for (time_ms, mask, value) in rows {
                 let cell = |bit: usize| if mask >> (bit % 128) & 1 == 1 { value ^ bit as i64 } else { MISSING };
                 let cells: Vec<i64> = (0..JOB.columns.len()).map(cell).collect();
                 packed.push(time_ms, &cells);
-                course.push(time_ms, &cells);
+                series.push(time_ms, &cells);
             }
             let unpacked = packed.unpack();
-            prop_assert_eq!((packed.len(), &unpacked.times_ms), (course.len(), &course.times_ms));
-            prop_assert_eq!(&unpacked.columns, &course.columns);
-            prop_assert_eq!(packed.take().unpack().len(), course.len());
+            prop_assert_eq!((packed.len(), &unpacked.times_ms), (series.len(), &series.times_ms));
+            prop_assert_eq!(&unpacked.columns, &series.columns);
+            prop_assert_eq!(packed.take().unpack().len(), series.len());
             prop_assert!(packed.is_empty() && packed.unpack().is_empty());
         }
     }

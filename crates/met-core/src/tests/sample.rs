@@ -5,7 +5,7 @@ use crate::job::{
     Scheduling, State, Summary, Totals,
 };
 use crate::job_table as column;
-use crate::series::Course;
+use crate::series::Series;
 use crate::{JOB, MISSING};
 
 /// 2026-01-14 16:40:44 UTC.
@@ -214,8 +214,8 @@ pub fn uncertain() -> Record {
 }
 
 /// Ten minutes, one sample a second, with a pause of two minutes in the middle.
-pub fn course() -> Course {
-    let mut course = Course::new(&JOB);
+pub fn series() -> Series {
+    let mut series = Series::new(&JOB);
     let (mut cpu_ns, mut read_bytes, mut written_bytes) = (0.0, 0.0, 0.0);
     for second in 0..600i64 {
         let phase = second as f64 / 600.0;
@@ -230,7 +230,7 @@ pub fn course() -> Course {
         cells[column::READ] = read_bytes as i64;
         cells[column::WRITTEN] = written_bytes as i64;
         cells[column::MEMORY_NEEDED] = (phase.sqrt() * 6e9) as i64;
-        course.push(START_NS / 1_000_000 + second * 1000, &cells);
+        series.push(START_NS / 1_000_000 + second * 1000, &cells);
     }
-    course
+    series
 }

@@ -9,7 +9,7 @@ use crate::belief::requests;
 use crate::job::{Part, Record, Resources, Totals};
 use crate::job_table as column;
 use crate::listing;
-use crate::series::Course;
+use crate::series::Series;
 use crate::text::prefix;
 use crate::{MISSING, rate};
 
@@ -23,7 +23,7 @@ const COMMAND_BYTES_MAX: usize = 100;
 const INTERPRETERS: [&str; 8] = ["python", "python3", "bash", "sh", "perl", "Rscript", "julia", "node"];
 
 /// Whether the samples of a job matter here.
-pub fn needs_course(record: &Record) -> bool {
+pub fn needs_series(record: &Record) -> bool {
     let buckets = record.start_ns.zip(record.end_ns).map(|(start, end)| (bucket_of(start), bucket_of(end)));
     record.inside.is_none() && buckets.is_some_and(|(first, last)| first < last)
 }
@@ -32,7 +32,7 @@ pub fn needs_course(record: &Record) -> bool {
 /// known of when it ran. One group at a time: a job may have many nodes and days.
 pub fn contribute<E>(
     record: &Record,
-    course: Option<&Course>,
+    series: Option<&Series>,
     until_ns: i64,
     each: Each<'_, E>,
 ) -> Result<(), E> {
@@ -44,7 +44,7 @@ pub fn contribute<E>(
         return Ok(());
     }
     let span = Span { start_ns, end_ns, first, count: (last - first + 1) as usize };
-    let shapes = Shapes::of(&span, course);
+    let shapes = Shapes::of(&span, series);
     let whole = amounts(record, end_ns - start_ns, &shapes);
     let owner = Group {
         user: record.user.clone(),
@@ -108,8 +108,8 @@ fn amounts(record: &Record, wall_ns: i64, shapes: &Shapes) -> Amounts {
     whole[CPU_NS] = cpu.unwrap_or(0);
     whole[CPU_OF_HELD_NS] = held_cores.and(cpu).unwrap_or(0);
     whole[CPU_EVEN_NS] = cpu.filter(|_| shapes.is_even(column::CPU)).unwrap_or(0);
-    let cards = record.gpus.iter().filter(|gpu| gpu.held_ns > 0);
-    let (held, used) = cards.fold((0, 0), |(held, used), gpu| {
+    let held = record.gpus.iter().filter(|gpu| gpu.held_ns > 0);
+    let (held, used) = held.fold((0, 0), |(held, used), gpu| {
         let of_job = gpu.utilization.filter(|used| used.is_finite() && *used >= 0.0).unwrap_or(0.0);
         (held + gpu.held_ns, used + (of_job * gpu.held_ns as f64) as i64)
     });
@@ -216,14 +216,14 @@ struct Shapes {
 }
 
 impl Shapes {
-    fn of(span: &Span, course: Option<&Course>) -> Shapes {
+    fn of(span: &Span, series: Option<&Series>) -> Shapes {
         let mut sampled = BTreeMap::new();
-        if let Some(course) = course.filter(|course| span.count > 1 && course.len() > 1) {
+        if let Some(series) = series.filter(|series| span.count > 1 && series.len() > 1) {
             for counter in [column::CPU, column::ENERGY, column::EMISSIONS, column::COST] {
-                sampled.extend(growth(span, course, counter).map(|weights| (counter, weights)));
+                sampled.extend(growth(span, series, counter).map(|weights| (counter, weights)));
             }
             for gauge in [column::GPU_UTILIZATION, column::MEMORY_NEEDED] {
-                sampled.extend(level(span, course, gauge).map(|weights| (gauge, weights)));
+                sampled.extend(level(span, series, gauge).map(|weights| (gauge, weights)));
             }
         }
         Shapes { even: span.overlaps(), sampled }
@@ -260,8 +260,8 @@ impl Shapes {
 }
 
 /// How much a counter grew in each bucket. Between two samples it grows evenly.
-fn growth(span: &Span, course: &Course, column: usize) -> Option<Vec<u64>> {
-    let samples = course.times_ms.iter().zip(&course.columns[column]).filter(|(_, cell)| **cell != MISSING);
+fn growth(span: &Span, series: &Series, column: usize) -> Option<Vec<u64>> {
+    let samples = series.times_ms.iter().zip(&series.columns[column]).filter(|(_, cell)| **cell != MISSING);
     let mut weights = vec![0; span.count];
     let mut before: Option<(i64, i64)> = None;
     for (&time_ms, &cell) in samples {
@@ -281,8 +281,8 @@ fn growth(span: &Span, course: &Course, column: usize) -> Option<Vec<u64>> {
 }
 
 /// The integral of a level over each bucket, in its unit times a microsecond. A sample holds until the next one.
-fn level(span: &Span, course: &Course, column: usize) -> Option<Vec<u64>> {
-    let cells = course.times_ms.iter().zip(&course.columns[column]).filter(|(_, cell)| **cell != MISSING);
+fn level(span: &Span, series: &Series, column: usize) -> Option<Vec<u64>> {
+    let cells = series.times_ms.iter().zip(&series.columns[column]).filter(|(_, cell)| **cell != MISSING);
     let samples: Vec<(i64, i64)> =
         cells.map(|(&time, &cell)| (time.saturating_mul(1_000_000), cell)).collect();
     let mut weights = vec![0; span.count];

@@ -130,7 +130,7 @@ impl Figures {
                 .map(|(one, other)| one + other),
             memory: pressure(column::PRESSURE_MEMORY, column::DELAY_MEMORY),
             throttled,
-            gpus: gpu::computing(record).filter(|_| knows_gpus).map(|used| (used, gpu::cards(record))),
+            gpus: gpu::computing(record).filter(|_| knows_gpus).map(|used| (used, gpu::gpus(record))),
             knows_gpus,
         })
     }
@@ -252,7 +252,7 @@ mod tests {
     use crate::sample;
     use crate::series_tests::{Made, made};
 
-    fn told(made: &Made, cpus: u32) -> String {
+    fn reported(made: &Made, cpus: u32) -> String {
         let job = Job::new(&made.record, Machine { cpus: Some(cpus) }, made.now_ns());
         let found = bottleneck(&job).unwrap();
         format!("{}: {}", found.limit.name(), found.evidence.join("; "))
@@ -269,17 +269,17 @@ mod tests {
 
     #[test]
     fn each_limit_has_its_evidence() {
-        assert_eq!(told(&made(100).cores(|_| 7.6), 8), "cpu: 7.60 of 8 cores busy");
-        assert_eq!(told(&made(100).cores(|_| 0.99), 8), "one_core: 0.99 of 8 cores busy");
+        assert_eq!(reported(&made(100).cores(|_| 7.6), 8), "cpu: 7.60 of 8 cores busy");
+        assert_eq!(reported(&made(100).cores(|_| 0.99), 8), "one_core: 0.99 of 8 cores busy");
         let io = made(100).cores(|_| 0.2).rate(column::PRESSURE_IO, |_| 0.7);
-        assert_eq!(told(&io, 8), "io: waited for storage 70% of the time; 0.20 of 8 cores busy");
+        assert_eq!(reported(&io, 8), "io: waited for storage 70% of the time; 0.20 of 8 cores busy");
         let sleeps = made(100).cores(|_| 0.01).rate(column::PRESSURE_IO, |_| 0.0);
-        assert_eq!(told(&sleeps, 8), "waiting: 0.01 of 8 cores busy; waited for storage 0% of the time");
+        assert_eq!(reported(&sleeps, 8), "waiting: 0.01 of 8 cores busy; waited for storage 0% of the time");
         let swap = made(100).cores(|_| 0.5).rate(column::PRESSURE_MEMORY, |_| 0.5);
-        assert_eq!(told(&swap, 8), "memory: waited for memory 50% of the time; 0.50 of 8 cores busy");
+        assert_eq!(reported(&swap, 8), "memory: waited for memory 50% of the time; 0.50 of 8 cores busy");
         let quota = made(100).cores(|_| 0.5).rate(column::THROTTLED, |_| 0.5);
         let words = "quota: throttled for 50% of the CPU time it could have used; 0.50 of 8 cores busy";
-        assert_eq!(told(&quota, 8), words);
+        assert_eq!(reported(&quota, 8), words);
     }
 
     #[test]
@@ -321,29 +321,32 @@ mod tests {
             made.rate(column::NETWORK_RECEIVED, move |_| bytes).rate(column::NETWORK_SENT, |_| 0.0)
         };
         let words = "network: 95.4 MiB/s received and sent; 0.10 of 8 cores busy; waited for storage 1.0% of the time";
-        assert_eq!(told(&transfers(1e8, 0.1), 8), words);
-        assert!(told(&transfers(1e6, 0.1), 8).starts_with("waiting: "), "a little traffic limits nothing");
-        assert!(told(&transfers(1e8, 0.95), 8).starts_with("one_core: "), "a core was busy with it");
+        assert_eq!(reported(&transfers(1e8, 0.1), 8), words);
+        assert!(
+            reported(&transfers(1e6, 0.1), 8).starts_with("waiting: "),
+            "a little traffic limits nothing"
+        );
+        assert!(reported(&transfers(1e8, 0.95), 8).starts_with("one_core: "), "a core was busy with it");
         let mut shared = transfers(1e8, 0.1);
         shared.record.totals.remove(column::NETWORK_RECEIVED);
-        assert!(told(&shared, 8).starts_with("waiting: "), "without a network of its own");
+        assert!(reported(&shared, 8).starts_with("waiting: "), "without a network of its own");
         let stored = transfers(1e8, 0.1).rate(column::PRESSURE_IO, |_| 0.5);
-        assert!(told(&stored, 8).starts_with("io: "), "it waited for storage");
+        assert!(reported(&stored, 8).starts_with("io: "), "it waited for storage");
     }
 
     #[test]
     fn a_crowded_machine_is_no_reason_to_blame_the_program() {
         let crowded = made(100).cores(|_| 0.5).rate(column::RUN_QUEUE_WAIT, |_| 0.5);
-        assert_eq!(told(&crowded, 2), "cpu: 0.50 of 2 cores busy; 0.50 threads waiting for a CPU");
+        assert_eq!(reported(&crowded, 2), "cpu: 0.50 of 2 cores busy; 0.50 threads waiting for a CPU");
     }
 
     #[test]
     fn bytes_are_evidence_only_where_waiting_is_not_known() {
         let reads = |made: Made| made.rate(column::READ, |_| 1e8).rate(column::WRITTEN, |_| 0.0);
         let unknown = reads(made(100).cores(|_| 0.3));
-        assert_eq!(told(&unknown, 8), "io: 95.4 MiB/s from and to storage; 0.30 of 8 cores busy");
+        assert_eq!(reported(&unknown, 8), "io: 95.4 MiB/s from and to storage; 0.30 of 8 cores busy");
         let fast = reads(made(100).cores(|_| 0.3).rate(column::PRESSURE_IO, |_| 0.01));
-        assert!(told(&fast, 8).starts_with("none: "), "{}", told(&fast, 8));
+        assert!(reported(&fast, 8).starts_with("none: "), "{}", reported(&fast, 8));
     }
 
     #[test]

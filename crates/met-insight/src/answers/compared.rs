@@ -180,7 +180,7 @@ mod tests {
     use crate::sample;
 
     /// Newest first, as they are given.
-    fn told(seconds: &[i64]) -> Vec<String> {
+    fn reported(seconds: &[i64]) -> Vec<String> {
         let run = |(index, &seconds): (usize, &i64)| {
             let mut run = sample::finished();
             (run.key.id, run.totals) = (format!("{}", 100 - index), Default::default());
@@ -201,15 +201,15 @@ mod tests {
 
     #[test]
     fn few_runs_say_nothing_and_more_say_what_is_usual() {
-        assert_eq!(told(&[100, 10]), [""; 0]);
-        assert_eq!(told(&[100, 99, 101, 100]), ["duration normal"]);
-        assert_eq!(told(&[200, 99, 101, 100]), ["duration 200 instead of 100"]);
-        assert_eq!(told(&[105, 100, 100, 100, 100]), ["duration normal"], "a twentieth is no difference");
+        assert_eq!(reported(&[100, 10]), [""; 0]);
+        assert_eq!(reported(&[100, 99, 101, 100]), ["duration normal"]);
+        assert_eq!(reported(&[200, 99, 101, 100]), ["duration 200 instead of 100"]);
+        assert_eq!(reported(&[105, 100, 100, 100, 100]), ["duration normal"], "a twentieth is no difference");
     }
 
     #[test]
     fn a_little_is_no_difference_and_a_lower_bound_is_not_compared() {
-        assert_eq!(told(&[3, 2, 2, 2]), ["duration normal"], "a second");
+        assert_eq!(reported(&[3, 2, 2, 2]), ["duration normal"], "a second");
         let run = |read: i64, kind| {
             let mut run = sample::finished();
             run.totals = Default::default();
@@ -229,12 +229,16 @@ mod tests {
 
     #[test]
     fn one_odd_run_among_the_earlier_does_not_widen_what_is_usual() {
-        assert_eq!(told(&[200, 99, 101, 5000, 100, 100]), ["duration 200 instead of 100"]);
+        assert_eq!(reported(&[200, 99, 101, 5000, 100, 100]), ["duration 200 instead of 100"]);
     }
 
     #[test]
     fn a_regression_has_a_first_run() {
-        assert_eq!(told(&[200, 202, 198, 100, 101, 99, 100]), ["duration since 98, was 100"]);
-        assert_eq!(told(&[100, 200, 202, 100, 101, 99, 100]), ["duration normal"], "it is as before again");
+        assert_eq!(reported(&[200, 202, 198, 100, 101, 99, 100]), ["duration since 98, was 100"]);
+        assert_eq!(
+            reported(&[100, 200, 202, 100, 101, 99, 100]),
+            ["duration normal"],
+            "it is as before again"
+        );
     }
 }

@@ -29,19 +29,19 @@ fn asked(resource: &str, record: &Record, earlier: &[&Record], cpus: u32) -> Vec
     found.filter(|directive| directive.resource == resource).map(|directive| directive.text).collect()
 }
 
-fn told(record: &Record, earlier: &[&Record], cpus: u32) -> Vec<String> {
+fn reported(record: &Record, earlier: &[&Record], cpus: u32) -> Vec<String> {
     asked("memory", record, earlier, cpus)
 }
 
 #[test]
 fn a_run_that_failed_or_was_not_measured_is_no_measure_of_the_next() {
     let mut typo = run(100 << 20, 64 * GIB_BYTES);
-    assert_eq!(told(&typo, &[], 64), ["#SBATCH --mem=256M"]);
+    assert_eq!(reported(&typo, &[], 64), ["#SBATCH --mem=256M"]);
     typo.state = State::Failed;
-    assert_eq!(told(&typo, &[], 64), [""; 0]);
-    assert_eq!(told(&typo, &[&run(5 * GIB_BYTES, 64 * GIB_BYTES)], 64), ["#SBATCH --mem=6G"]);
+    assert_eq!(reported(&typo, &[], 64), [""; 0]);
+    assert_eq!(reported(&typo, &[&run(5 * GIB_BYTES, 64 * GIB_BYTES)], 64), ["#SBATCH --mem=6G"]);
     typo.state = State::Timeout;
-    assert_eq!(told(&typo, &[], 64), [""; 0], "it may have needed more later");
+    assert_eq!(reported(&typo, &[], 64), [""; 0], "it may have needed more later");
     let mut short = run(100 << 20, 64 * GIB_BYTES);
     short.totals.set(column::WALL, 2_000_000_000, QualityKind::Measured, "slurm");
     short.end_ns = short.start_ns.map(|start_ns| start_ns + 2_000_000_000);
@@ -52,7 +52,7 @@ fn a_run_that_failed_or_was_not_measured_is_no_measure_of_the_next() {
     assert!(directives(&unsampled).iter().all(|it| it.resource != "memory"), "its peak was not looked for");
     let mut bound = run(5 * GIB_BYTES, 64 * GIB_BYTES);
     bound.totals.set(column::MEMORY_NEEDED_PEAK, 5 * GIB_BYTES, QualityKind::LowerBound, "cgroup");
-    assert_eq!(told(&bound, &[], 64), [""; 0], "the kernel saw more");
+    assert_eq!(reported(&bound, &[], 64), [""; 0], "the kernel saw more");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn cores_are_asked_for_by_task_only_where_there_is_one() {
 }
 
 #[test]
-fn no_job_is_told_to_ask_for_no_gpu() {
+fn no_job_is_reported_to_ask_for_no_gpu() {
     let mut job = run(5 * GIB_BYTES, 6 * GIB_BYTES);
     let gpu = |used_ns| met_core::job::GpuUse {
         used_ns,
@@ -88,7 +88,7 @@ fn no_job_is_told_to_ask_for_no_gpu() {
 fn memory_of_a_whole_job_is_asked_for_on_one_node_only() {
     let mut job = run(5 * GIB_BYTES, 64 * GIB_BYTES);
     job.key.manager = "pbs".to_owned();
-    assert_eq!(told(&job, &[], 64), ["#PBS -l mem=6144mb"]);
+    assert_eq!(reported(&job, &[], 64), ["#PBS -l mem=6144mb"]);
     job.allocated.nodes = Some(2);
     let part = |node: &str| {
         let mut part = met_core::job::Part { node: node.to_owned(), ..met_core::job::Part::default() };
@@ -96,31 +96,35 @@ fn memory_of_a_whole_job_is_asked_for_on_one_node_only() {
         part
     };
     job.parts = vec![part("n1"), part("n2")];
-    assert_eq!(told(&job, &[], 128), [""; 0]);
+    assert_eq!(reported(&job, &[], 128), [""; 0]);
 }
 
 #[test]
 fn memory_is_the_highest_need_of_five_runs_with_room_and_without_cache() {
     let job = run(5 * GIB_BYTES, 64 * GIB_BYTES);
-    assert_eq!(told(&job, &[], 64), ["#SBATCH --mem=6G"]);
+    assert_eq!(reported(&job, &[], 64), ["#SBATCH --mem=6G"]);
     let (high, old) = (run(10 * GIB_BYTES, 64 * GIB_BYTES), run(50 * GIB_BYTES, 64 * GIB_BYTES));
-    assert_eq!(told(&job, &[&job, &high, &job], 64), ["#SBATCH --mem=12G"]);
-    assert_eq!(told(&job, &[&job, &job, &job, &job, &old], 64), ["#SBATCH --mem=6G"], "the sixth is too old");
-    assert_eq!(told(&run(100 << 20, 64 * GIB_BYTES), &[], 64), ["#SBATCH --mem=256M"]);
+    assert_eq!(reported(&job, &[&job, &high, &job], 64), ["#SBATCH --mem=12G"]);
+    assert_eq!(
+        reported(&job, &[&job, &job, &job, &job, &old], 64),
+        ["#SBATCH --mem=6G"],
+        "the sixth is too old"
+    );
+    assert_eq!(reported(&run(100 << 20, 64 * GIB_BYTES), &[], 64), ["#SBATCH --mem=256M"]);
 }
 
 #[test]
 fn after_a_job_was_killed_for_memory_it_is_more_than_it_was() {
     let mut job = run(8 * GIB_BYTES, 8 * GIB_BYTES);
     job.state = State::OutOfMemory;
-    assert_eq!(told(&job, &[], 64), ["#SBATCH --mem=12G"]);
+    assert_eq!(reported(&job, &[], 64), ["#SBATCH --mem=12G"]);
 }
 
 #[test]
 fn who_must_take_the_whole_node_is_not_advised_to_save_its_memory() {
     let mut job = run(5 * GIB_BYTES, 64 * GIB_BYTES);
     job.allocated.cpus = Some(60);
-    assert_eq!(told(&job, &[], 64), [""; 0]);
+    assert_eq!(reported(&job, &[], 64), [""; 0]);
     job.allocated.cpus = Some(4);
     let unknown = Job::new(&job, Machine::default(), sample::NOW_NS);
     assert!(
@@ -140,9 +144,9 @@ fn memory_of_several_nodes_is_that_of_the_one_that_needs_most() {
         part
     };
     job.parts = vec![part("n1", 2 * GIB_BYTES), part("n2", 7 * GIB_BYTES)];
-    assert_eq!(told(&job, &[], 128), ["#SBATCH --mem=9G"]);
+    assert_eq!(reported(&job, &[], 128), ["#SBATCH --mem=9G"]);
     job.parts.pop();
-    assert_eq!(told(&job, &[], 128), [""; 0], "one node is not all");
+    assert_eq!(reported(&job, &[], 128), [""; 0], "one node is not all");
 }
 
 #[test]
@@ -150,10 +154,10 @@ fn a_time_limit_needs_three_runs() {
     let mut job = run(5 * GIB_BYTES, 6 * GIB_BYTES);
     job.requested.time_limit_ns = Some(24 * 3_600_000_000_000);
     job.totals.set(column::WALL, 3_600_000_000_000, QualityKind::Measured, "supervisor");
-    let told = |earlier: &[&Record]| {
+    let reported = |earlier: &[&Record]| {
         let job = Job::new(&job, Machine { cpus: Some(64) }, sample::NOW_NS).after(earlier);
         directives(&job).into_iter().filter(|it| it.resource == "time").map(|it| it.text).collect::<Vec<_>>()
     };
-    assert_eq!(told(&[&job]), [""; 0]);
-    assert_eq!(told(&[&job, &job]), ["#SBATCH --time=1:15:00"]);
+    assert_eq!(reported(&[&job]), [""; 0]);
+    assert_eq!(reported(&[&job, &job]), ["#SBATCH --time=1:15:00"]);
 }

@@ -255,7 +255,7 @@ mod tests {
         let mut made = made(3600).cores(|at| if at < second { 15.5 } else { 0.0 });
         let hour = run(id, 16, 10);
         let start_ms = hour.start_ns.unwrap() / 1_000_000;
-        for (at, time_ms) in made.course.times_ms.iter_mut().enumerate() {
+        for (at, time_ms) in made.series.times_ms.iter_mut().enumerate() {
             *time_ms = start_ms + at as i64 * 1000;
         }
         let totals = std::mem::take(&mut made.record.totals);
@@ -291,12 +291,12 @@ mod tests {
         let mut asked = Vec::new();
         let mut known = |next: &Made| {
             let known =
-                Known::read(interval, &next.record, machine, &mut |_, _| Ok::<_, ()>(next.course.clone()));
+                Known::read(interval, &next.record, machine, &mut |_, _| Ok::<_, ()>(next.series.clone()));
             let earlier = [idle.record.clone()];
             let known =
                 known.unwrap().after(interval, &next.record, &earlier, i64::MAX / 2, &mut |run, _, _, _| {
                     asked.push(run.key.id.clone());
-                    Ok::<_, ()>(idle.course.clone())
+                    Ok::<_, ()>(idle.series.clone())
                 });
             known.answers(&next.record, &earlier, i64::MAX / 2).revisited
         };

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::job::Record;
-use met_core::series::{Columns, Course, Interval};
+use met_core::series::{Columns, Interval, Series};
 use met_core::{JOB, Table};
 
 use super::{Answers, Beside, Job, Samples, answers, follow_up};
@@ -18,11 +18,11 @@ use crate::{lineage, resample};
 pub const GPUS_MAX: usize = 16;
 
 /// Gives the samples of a run, a table and a part. Columns that are not wanted may be empty.
-pub type ReadRun<'s, E> = dyn FnMut(&Record, &'static Table, &str, Columns) -> Result<Course, E> + 's;
+pub type ReadRun<'s, E> = dyn FnMut(&Record, &'static Table, &str, Columns) -> Result<Series, E> + 's;
 
 pub struct Known {
-    pub course: Course,
-    pub gpus: Vec<(String, Course)>,
+    pub series: Series,
+    pub gpus: Vec<(String, Series)>,
     gap_ms: i64,
     machine: Machine,
     beside: Option<Beside>,
@@ -37,7 +37,7 @@ impl Known {
         interval: Duration,
         record: &Record,
         machine: Machine,
-        series: &mut dyn FnMut(&'static Table, &str) -> Result<Course, E>,
+        series: &mut dyn FnMut(&'static Table, &str) -> Result<Series, E>,
     ) -> Result<Known, E> {
         Known::read_needed(Needs::ALL, interval, record, machine, &mut |table, part, _| series(table, part))
     }
@@ -48,15 +48,15 @@ impl Known {
         interval: Duration,
         record: &Record,
         machine: Machine,
-        series: &mut dyn FnMut(&'static Table, &str, Columns) -> Result<Course, E>,
+        read: &mut dyn FnMut(&'static Table, &str, Columns) -> Result<Series, E>,
     ) -> Result<Known, E> {
-        let course = if needs.samples { series(&JOB, "", needs.columns)? } else { Course::new(&JOB) };
+        let series = if needs.samples { read(&JOB, "", needs.columns)? } else { Series::new(&JOB) };
         let mut gpus = Vec::new();
         for gpu in record.gpus.iter().take(if needs.gpu_samples { GPUS_MAX } else { 0 }) {
-            gpus.push((gpu.uuid.clone(), series(&card::TABLE, &gpu.uuid, Columns::ALL)?));
+            gpus.push((gpu.uuid.clone(), read(&device::TABLE, &gpu.uuid, Columns::ALL)?));
         }
-        let gap_ms = resample::gap_ms_of(&course, interval);
-        Ok(Known { course, gpus, gap_ms, machine, beside: None, systems: Arc::default(), before: None })
+        let gap_ms = resample::gap_ms_of(&series, interval);
+        Ok(Known { series, gpus, gap_ms, machine, beside: None, systems: Arc::default(), before: None })
     }
 
     pub fn beside(self, beside: impl Into<Option<Beside>>) -> Known {
@@ -93,35 +93,35 @@ impl Known {
     }
 
     fn samples(&self) -> Samples<'_> {
-        Samples { course: &self.course, gap_ms: self.gap_ms, gpus: &self.gpus }
+        Samples { series: &self.series, gap_ms: self.gap_ms, gpus: &self.gpus }
     }
 
     /// What samples say of a column of the job, in its sub-unit.
     pub fn intervals(&self, column: usize) -> Vec<Interval> {
-        self.course.intervals(column, self.gap_ms).collect()
+        self.series.intervals(column, self.gap_ms).collect()
     }
 
     /// The samples of a table and part, if they were read.
-    pub fn series(&self, table: &'static Table, part: &str) -> Option<&Course> {
+    pub fn series(&self, table: &'static Table, part: &str) -> Option<&Series> {
         match table.name {
-            name if name == JOB.name && part.is_empty() => Some(&self.course),
-            name if name == card::TABLE.name => {
-                self.gpus.iter().find(|(uuid, _)| uuid == part).map(|(_, course)| course)
+            name if name == JOB.name && part.is_empty() => Some(&self.series),
+            name if name == device::TABLE.name => {
+                self.gpus.iter().find(|(uuid, _)| uuid == part).map(|(_, series)| series)
             }
             _ => None,
         }
     }
 
     /// The same to keep; each can be had once.
-    pub fn take(&mut self, table: &'static Table, part: &str) -> Option<Course> {
+    pub fn take(&mut self, table: &'static Table, part: &str) -> Option<Series> {
         let known = match table.name {
-            name if name == JOB.name && part.is_empty() => &mut self.course,
-            name if name == card::TABLE.name => {
-                self.gpus.iter_mut().find(|(uuid, _)| uuid == part).map(|(_, course)| course)?
+            name if name == JOB.name && part.is_empty() => &mut self.series,
+            name if name == device::TABLE.name => {
+                self.gpus.iter_mut().find(|(uuid, _)| uuid == part).map(|(_, series)| series)?
             }
             _ => return None,
         };
-        Some(std::mem::replace(known, Course::new(table)))
+        Some(std::mem::replace(known, Series::new(table)))
     }
 
     /// Calls `with` with the job and all that is known around it. Earlier runs are of its lineage, newest first.

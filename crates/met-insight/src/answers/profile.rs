@@ -1,11 +1,11 @@
-//! The course of a job in phases, by change points.
+//! The series of a job in phases, by change points.
 
 use std::cell::{OnceCell, RefCell};
 
 use met_core::MISSING;
 use met_core::job::Record;
 use met_core::job_table as column;
-use met_core::series::{Course, Interval};
+use met_core::series::{Interval, Series};
 
 use super::Samples;
 use crate::gpu;
@@ -101,10 +101,10 @@ pub fn warm_up_s(wall_s: f64) -> f64 {
 
 impl<'a> Profile<'a> {
     pub fn of(record: &Record, samples: Samples<'a>, now_ns: i64) -> Option<Profile<'a>> {
-        let (begin_ms, end_ms) = span_of(record, now_ns).filter(|_| samples.course.len() >= 2)?;
+        let (begin_ms, end_ms) = span_of(record, now_ns).filter(|_| samples.series.len() >= 2)?;
         let (phases, serial_share, memory_growth, moments) = Default::default();
         Some(Profile {
-            rates: Rates::new(samples.course, samples.gap_ms),
+            rates: Rates::new(samples.series, samples.gap_ms),
             has_gpus: gpu::count(record) > 0,
             begin_ms,
             end_ms,
@@ -118,7 +118,7 @@ impl<'a> Profile<'a> {
 
     /// Samples of the job.
     pub fn count(&self) -> usize {
-        self.rates.course().len()
+        self.rates.series().len()
     }
 
     pub fn phases(&self) -> &[Phase] {
@@ -176,7 +176,7 @@ impl<'a> Profile<'a> {
     }
 
     fn moments_of(&self, column: usize) -> Moments {
-        let scale = self.rates.course().table.columns[column].scale;
+        let scale = self.rates.series().table.columns[column].scale;
         let (mut covered_ms, mut weighted, mut most) = (0, 0.0, f64::MIN);
         self.each_inside(column, |span, inside_ms| {
             covered_ms += inside_ms;
@@ -240,11 +240,11 @@ pub const PHASE_COLUMNS: &[usize; 10] = &[
 ];
 
 fn steps(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
-    let course = rates.course();
-    let count = course.len().clamp(2, STEPS_MAX);
+    let series = rates.series();
+    let count = series.len().clamp(2, STEPS_MAX);
     let of = |index: usize| {
         let bins = binned(rates, index, begin_ms, end_ms, count);
-        let scale = course.table.columns[index].scale;
+        let scale = series.table.columns[index].scale;
         bins.into_iter().map(|bin| bin.map(|bin| bin.mean * scale)).collect::<Vec<_>>()
     };
     let [pressure, delay, cores, read, written, gpus, memory, memory_delay, received, sent] =
@@ -459,7 +459,7 @@ pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
 fn serial_share(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
     /// A thread that never waits uses a little more than a core by the clock of the samples.
     const ONE_CORE: f64 = 1.15;
-    let scale = rates.course().table.columns[column::CPU].scale;
+    let scale = rates.series().table.columns[column::CPU].scale;
     let (mut serial_ms, mut covered_ms) = (0, 0);
     rates.each(column::CPU, |span| {
         let length_ms = (span.end_ms.min(end_ms) - span.begin_ms.max(begin_ms)).max(0);
@@ -472,7 +472,7 @@ fn serial_share(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
 /// Memory that grows in every eighth of the second half. Growth that stops is a program that fills its tables.
 fn memory_growth(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
     const PARTS: usize = 8;
-    let end_ms = before_teardown_ms(rates.course()).unwrap_or(end_ms);
+    let end_ms = before_teardown_ms(rates.series()).unwrap_or(end_ms);
     let half_ms = begin_ms + (end_ms - begin_ms) / 2;
     let bins = binned(rates, column::MEMORY_NEEDED, half_ms, end_ms, PARTS);
     let means: Vec<f64> = bins.into_iter().map(|bin| bin.map(|bin| bin.mean)).collect::<Option<_>>()?;
@@ -485,8 +485,8 @@ fn memory_growth(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
 }
 
 /// When the last level of memory was seen, if a later sample fell into the end of the processes, which free all.
-fn before_teardown_ms(course: &Course) -> Option<i64> {
-    let levels = course.times_ms.iter().zip(&course.columns[column::MEMORY_NEEDED]);
+fn before_teardown_ms(series: &Series) -> Option<i64> {
+    let levels = series.times_ms.iter().zip(&series.columns[column::MEMORY_NEEDED]);
     let mut known = levels.filter(|(_, level)| **level != MISSING).rev();
     let ((_, last), (time_ms, before)) = (known.next()?, known.next()?);
     (*last < before / 2).then_some(*time_ms)

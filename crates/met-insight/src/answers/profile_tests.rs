@@ -5,7 +5,7 @@ fn profile_of(made: &Made) -> Option<Profile<'_>> {
     Profile::of(&made.record, made.samples(), made.now_ns())
 }
 
-fn told(made: &Made) -> String {
+fn reported(made: &Made) -> String {
     let profile = profile_of(made).unwrap();
     let words = |phase: &Phase| format!("{} {:.0}", phase.kind.name(), phase.seconds());
     profile.phases().iter().map(words).collect::<Vec<_>>().join(", ")
@@ -13,42 +13,42 @@ fn told(made: &Made) -> String {
 
 #[test]
 fn phases_begin_where_the_level_changes() {
-    assert_eq!(told(&made(100).cores(|_| 1.0)), "compute 100");
+    assert_eq!(reported(&made(100).cores(|_| 1.0)), "compute 100");
     let steps = made(200).cores(|second| if second < 20 { 0.2 } else { 4.0 });
-    assert_eq!(told(&steps), "start-up 20, compute 180");
+    assert_eq!(reported(&steps), "start-up 20, compute 180");
     let tail = made(200).cores(|second| if second < 120 { 2.0 } else { 0.001 });
-    assert_eq!(told(&tail), "compute 120, idle tail 80");
+    assert_eq!(reported(&tail), "compute 120, idle tail 80");
     let serial_begin = made(240).cores(|second| if second < 60 { 1.0 } else { 8.0 });
-    assert_eq!(told(&serial_begin), "start-up 60, compute 180");
+    assert_eq!(reported(&serial_begin), "start-up 60, compute 180");
 }
 
 #[test]
 fn a_quiet_cpu_is_not_idle_beside_a_gpu_that_was_not_read() {
     let mut tail = made(200).cores(|second| if second < 120 { 2.0 } else { 0.001 });
     tail.record.allocated.gpus = Some(1);
-    assert_eq!(told(&tail), "compute 120, no samples 80");
+    assert_eq!(reported(&tail), "compute 120, no samples 80");
     let tail = tail.level(column::GPU_UTILIZATION, |_| 0.0);
-    assert_eq!(told(&tail), "compute 120, idle tail 80");
+    assert_eq!(reported(&tail), "compute 120, idle tail 80");
 }
 
 #[test]
 fn a_quiet_cpu_is_not_idle_while_the_job_waits_or_transfers_data() {
     let tail = || made(200).cores(|second| if second < 120 { 2.0 } else { 0.001 });
     let later = |share: f64| move |second: i32| if second < 120 { 0.0 } else { share };
-    assert_eq!(told(&tail().rate(column::PRESSURE_MEMORY, later(0.9))), "compute 120, light work 80");
-    assert_eq!(told(&tail().rate(column::DELAY_MEMORY, later(0.9))), "compute 120, light work 80");
-    assert_eq!(told(&tail().rate(column::PRESSURE_IO, later(0.15))), "compute 120, light work 80");
+    assert_eq!(reported(&tail().rate(column::PRESSURE_MEMORY, later(0.9))), "compute 120, light work 80");
+    assert_eq!(reported(&tail().rate(column::DELAY_MEMORY, later(0.9))), "compute 120, light work 80");
+    assert_eq!(reported(&tail().rate(column::PRESSURE_IO, later(0.15))), "compute 120, light work 80");
     let network =
         |bytes: f64| tail().rate(column::NETWORK_RECEIVED, later(bytes)).rate(column::NETWORK_SENT, |_| 0.0);
-    assert_eq!(told(&network(1e6)), "compute 120, light work 80");
-    assert_eq!(told(&network(1e3)), "compute 120, idle tail 80", "heartbeats");
-    assert_eq!(told(&tail().rate(column::PRESSURE_MEMORY, |_| 0.0)), "compute 120, idle tail 80");
+    assert_eq!(reported(&network(1e6)), "compute 120, light work 80");
+    assert_eq!(reported(&network(1e3)), "compute 120, idle tail 80", "heartbeats");
+    assert_eq!(reported(&tail().rate(column::PRESSURE_MEMORY, |_| 0.0)), "compute 120, idle tail 80");
 }
 
 #[test]
 fn noise_makes_no_phases() {
     let noisy = made(300).cores(|second| 2.0 + 0.15 * f64::from(second * 7919 % 11 - 5) / 5.0);
-    assert_eq!(told(&noisy), "compute 300");
+    assert_eq!(reported(&noisy), "compute 300");
 }
 
 #[test]
@@ -56,13 +56,13 @@ fn waiting_for_storage_is_a_phase() {
     let io = made(200)
         .cores(|second| if second < 100 { 1.0 } else { 0.1 })
         .rate(column::PRESSURE_IO, |second| if second < 100 { 0.0 } else { 0.8 });
-    assert_eq!(told(&io), "compute 100, I/O wait 100");
+    assert_eq!(reported(&io), "compute 100, I/O wait 100");
 }
 
 #[test]
 fn a_time_without_samples_is_no_idleness() {
     let gap = made(300).cores(|_| 1.0).without(100..200);
-    assert_eq!(told(&gap), "compute 100, no samples 100, compute 100");
+    assert_eq!(reported(&gap), "compute 100, no samples 100, compute 100");
     let profile = profile_of(&gap).unwrap();
     let coverage = profile.coverage(column::CPU);
     assert!((0.55..0.65).contains(&coverage), "{coverage}");

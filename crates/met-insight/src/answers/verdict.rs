@@ -63,7 +63,7 @@ mod tests {
     use crate::report::Machine;
     use crate::series_tests::{Made, made};
 
-    fn told(made: &Made) -> String {
+    fn reported(made: &Made) -> String {
         let job = Job::new(&made.record, Machine { cpus: Some(8) }, made.now_ns());
         verdict(&job, bottleneck::bottleneck(&job).as_ref())
     }
@@ -71,23 +71,23 @@ mod tests {
     #[test]
     fn the_verdict_says_how_it_ended_and_what_limited_it() {
         let mut busy = made(100).cores(|_| 7.5);
-        assert_eq!(told(&busy), "finished in 1m40s, limited by the CPU (7.50 of 8 cores busy)");
+        assert_eq!(reported(&busy), "finished in 1m40s, limited by the CPU (7.50 of 8 cores busy)");
         busy.record.state = State::Failed;
-        assert_eq!(told(&busy), "failed after 1m40s, limited by the CPU (7.50 of 8 cores busy)");
+        assert_eq!(reported(&busy), "failed after 1m40s, limited by the CPU (7.50 of 8 cores busy)");
         let sleeps = made(3).cores(|_| 0.0).rate(column::PRESSURE_IO, |_| 0.0);
-        assert_eq!(told(&sleeps), "finished in 3s, mostly waiting");
+        assert_eq!(reported(&sleeps), "finished in 3s, mostly waiting");
         let mut killed = made(100).cores(|_| 1.0).level(column::MEMORY_NEEDED, |_| f64::from(1 << 30));
         killed.record.state = State::OutOfMemory;
         killed.record.allocated.memory_bytes = Some(1 << 30);
-        assert_eq!(told(&killed), "out of memory after 1m40s: at least 1.00 GiB of 1.00 GiB");
+        assert_eq!(reported(&killed), "out of memory after 1m40s: at least 1.00 GiB of 1.00 GiB");
         let mut pending = made(1);
         pending.record.state = State::Pending;
-        assert_eq!(told(&pending), "waits in the queue");
+        assert_eq!(reported(&pending), "waits in the queue");
     }
 
     #[test]
     fn what_is_not_known_is_not_said() {
         let unknown = made(100);
-        assert_eq!(told(&unknown), "finished in 1m40s");
+        assert_eq!(reported(&unknown), "finished in 1m40s");
     }
 }

@@ -34,12 +34,12 @@ fn wanted_of(rules: &Rules, made: &Made, is_wanted: bool) -> (Option<u64>, usize
         interval: Duration::from_secs(1),
         now_ns: sample::START_NS + 600_000_000_000,
     };
-    let (course, count) = (made.course.clone(), AtomicUsize::new(0));
-    let mut series = |_: &Record, _: &'static Table, _: &str, _: met_core::series::Columns| {
+    let (series, count) = (made.series.clone(), AtomicUsize::new(0));
+    let mut read = |_: &Record, _: &'static Table, _: &str, _: met_core::series::Columns| {
         count.fetch_add(1, Ordering::Relaxed);
-        Ok::<_, Infallible>(course.clone())
+        Ok::<_, Infallible>(series.clone())
     };
-    let Ok(found) = wanted(&look, &records, &mut series);
+    let Ok(found) = wanted(&look, &records, &mut read);
     assert!(found.iter().all(|found| found.rule == "near" && found.record == &records[0]));
     (found.first().map(|found| found.wanted_for.as_secs()), count.load(Ordering::Relaxed))
 }
@@ -72,7 +72,7 @@ fn what_is_not_known_for_lack_of_samples_is_wanted_and_what_no_sample_tells_is_n
     let unknown = rules("watch: {when: mean(memory_needed_bytes) > 1GiB, for: 10s}");
     let (many, mut few) = (running(), running());
     assert_eq!(wanted_of(&unknown, &many, true), (None, 1), "600 samples do not know it");
-    few.course.truncate(10);
+    few.series.truncate(10);
     assert_eq!(wanted_of(&unknown, &few, true), (Some(10), 1));
     let known = rules("watch: {when: known(mean(memory_needed_bytes)), for: 10s}");
     assert_eq!(wanted_of(&known, &few, true).0, None);

@@ -68,7 +68,7 @@ pub(super) fn shares(job: &Reader<'_>) -> Vec<ShareLine> {
             Resource::Nodes => ("nodes", Measure::Count),
             Resource::Cpus => ("CPUs", Measure::Cores),
             Resource::Memory => ("memory", Measure::Bytes),
-            Resource::Gpus => ("GPUs", Measure::Cards),
+            Resource::Gpus => ("GPUs", Measure::Gpus),
             Resource::Time => ("time", Measure::Seconds),
         };
         let amount = |value: f64| measured(value, measure);
@@ -85,8 +85,8 @@ pub(super) fn shares(job: &Reader<'_>) -> Vec<ShareLine> {
 
 fn gpu_meter(job: &Reader<'_>) -> Option<Meter> {
     let used = gpu::computing(job.record)?;
-    let amount = |value, quality| Amount { value, measure: Measure::Cards, quality };
-    let whole = amount(gpu::cards(job.record), QualityKind::Measured);
+    let amount = |value, quality| Amount { value, measure: Measure::Gpus, quality };
+    let whole = amount(gpu::gpus(job.record), QualityKind::Measured);
     meter("GPU", amount(used, QualityKind::Sampled), whole, "average")
 }
 
@@ -186,10 +186,10 @@ mod tests {
         let wider = Resources { cpus: Some(8), nodes: Some(2), ..record.allocated.clone() };
         record.scheduling.earlier =
             vec![held(10, &shorter, &wider), held(900, &record.requested.clone(), &wider)];
-        let told = changes(&record);
+        let reported = changes(&record);
         let by = |seconds: i64| start_ns + seconds * SECOND_NS;
         assert_eq!(
-            told,
+            reported,
             [
                 ("time limit 30s, raised to 1h00m00s".to_owned(), by(10)),
                 ("allocated CPUs 8, lowered to 4".to_owned(), by(100)),

@@ -65,9 +65,9 @@ impl Reader<'_> {
         let totals =
             [&self.record.totals].into_iter().chain(self.record.parts.iter().map(|part| &part.totals));
         let figures = totals.flat_map(|totals| totals.iter());
-        let cards = self.record.gpus.iter().filter(|gpu| gpu.energy_kind == Some(QualityKind::Attributed));
+        let gpus = self.record.gpus.iter().filter(|gpu| gpu.energy_kind == Some(QualityKind::Attributed));
         let columns = figures.filter(|(_, figure)| figure.kind == QualityKind::Attributed);
-        let columns = columns.map(|(column, _)| column).chain(cards.map(|_| column::GPU_ENERGY));
+        let columns = columns.map(|(column, _)| column).chain(gpus.map(|_| column::GPU_ENERGY));
         let mut said: Vec<&str> = columns.map(of).collect();
         said.sort_unstable();
         said.dedup();
@@ -115,11 +115,11 @@ impl Reader<'_> {
         parts.all(|part| part.kind == QualityKind::Estimated)
     }
 
-    /// Whether what is not of cards does not matter.
-    fn is_of_cards(&self) -> bool {
+    /// Whether what is not of GPUs does not matter.
+    fn is_of_gpus(&self) -> bool {
         let value = |index: usize| self.figure(index).map_or(0, |figure| figure.value);
-        let (all, cards) = (value(column::ENERGY), value(column::GPU_ENERGY));
-        cards > 0 && cards >= all - all / 100
+        let (all, gpus) = (value(column::ENERGY), value(column::GPU_ENERGY));
+        gpus > 0 && gpus >= all - all / 100
     }
 
     fn energy_note(&self) -> Option<&'static str> {
@@ -130,7 +130,7 @@ impl Reader<'_> {
                  job runs, or set energy.idle_power",
             ),
             // A share of a GPU is an estimate while its idle power is unknown: that is shown with the GPU.
-            QualityKind::Estimated if !self.is_host_estimated() || self.is_of_cards() => None,
+            QualityKind::Estimated if !self.is_host_estimated() || self.is_of_gpus() => None,
             QualityKind::Estimated if self.figure(column::GPU_ENERGY).is_some() => {
                 Some("only GPU energy was metered: the rest is an estimate; see `met doctor`")
             }

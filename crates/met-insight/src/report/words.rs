@@ -30,7 +30,7 @@ pub fn amount(amount: &Amount) -> String {
         Measure::Watts => units::watts(amount.value),
         Measure::Celsius => units::celsius(amount.value),
         Measure::Hertz => units::hertz(amount.value),
-        Measure::Cards => units::cores(amount.value),
+        Measure::Gpus => units::cores(amount.value),
     }
 }
 

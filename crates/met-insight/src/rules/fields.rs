@@ -200,7 +200,7 @@ pub static FIELDS: &[Field] = &[
     job("node_cpus", Measure::Cores, "CPUs of its nodes", |job| {
         Some(Fact::of_request(f64::from(job.machine.cpus?)))
     }),
-    later("node_gpus", Measure::Cards, "GPUs of its node that some job was seen with", NODE_GPUS, node_gpus),
+    later("node_gpus", Measure::Gpus, "GPUs of its node that some job was seen with", NODE_GPUS, node_gpus),
     later(
         "neighbours_pressure",
         Measure::Share,
@@ -242,7 +242,7 @@ pub static FIELDS: &[Field] = &[
         "processes alive in its last sample",
         sampled(column::PROCESSES_RUNNING),
         |job| {
-            let counts = &job.samples()?.course.columns[column::PROCESSES_RUNNING];
+            let counts = &job.samples()?.series.columns[column::PROCESSES_RUNNING];
             let last = counts.iter().rev().find(|&&count| count != met_core::MISSING)?;
             Some(Fact::sampled(*last as f64, sampled_coverage(job, column::PROCESSES_RUNNING)?))
         },
@@ -285,15 +285,15 @@ pub static FIELDS: &[Field] = &[
         "longest of this and the four runs before it that finished; of three at least",
         longest_run,
     ),
-    job("gpus", Measure::Cards, "GPUs that it was given, or used", |job| {
+    job("gpus", Measure::Gpus, "GPUs that it was given, or used", |job| {
         Some(Fact::of_request(gpu::count(job.record) as f64))
     }),
-    job("gpus_computing", Measure::Cards, "GPUs that it computed on at all", |job| {
+    job("gpus_computing", Measure::Gpus, "GPUs that it computed on at all", |job| {
         let known = gpu_known(job)?;
         let count = job.record.gpus.iter().filter(|gpu| gpu.used_ns > 0).count();
         Some(Fact::sampled(count as f64, known))
     }),
-    job("gpus_holding", Measure::Cards, "GPUs that it did not compute on, whose memory it filled", |job| {
+    job("gpus_holding", Measure::Gpus, "GPUs that it did not compute on, whose memory it filled", |job| {
         let known = gpu_known(job)?;
         let quiet = job.record.gpus.iter().filter(|gpu| gpu.used_ns == 0);
         let shares: Vec<f64> = quiet.map(gpu::memory_share).collect::<Option<_>>()?;
@@ -505,13 +505,13 @@ fn gpu_known(job: &Job<'_>) -> Option<f64> {
 }
 
 fn gpu_power_ratio(job: &Job<'_>) -> Option<Fact> {
-    use met_core::gpu::card;
+    use met_core::gpu::device;
     let samples = job.samples()?;
     let mut shares = Vec::new();
     for gpu in &job.record.gpus {
-        let (_, course) = samples.gpus.iter().find(|(uuid, _)| *uuid == gpu.uuid)?;
-        let mean = |index: usize| course.mean(index, samples.gap_ms);
-        shares.push(mean(card::POWER)? / mean(card::POWER_LIMIT).filter(|&limit| limit > 0.0)?);
+        let (_, series) = samples.gpus.iter().find(|(uuid, _)| *uuid == gpu.uuid)?;
+        let mean = |index: usize| series.mean(index, samples.gap_ms);
+        shares.push(mean(device::POWER)? / mean(device::POWER_LIMIT).filter(|&limit| limit > 0.0)?);
     }
     let count = shares.len() as f64;
     (count > 0.0).then_some(())?;

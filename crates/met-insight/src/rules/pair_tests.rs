@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
 
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::job::{GpuUse, Part, QualityKind, Record, State};
 use met_core::job_table as column;
-use met_core::series::{Columns, Course};
+use met_core::series::{Columns, Series};
 use proptest::prelude::*;
 
 use super::tests::{GIB, HOUR, given, gpu, one_case_in, plain, with_gpus};
@@ -143,15 +143,15 @@ fn small_use_of_gpus(count: f64) -> Case {
 
 fn gpu_power(share: f64) -> Case {
     let mut made = with_gpus(2 * HOUR, vec![gpu(Some(0.9), 2 * HOUR)]);
-    let mut course = Course::new(&card::TABLE);
-    for time_ms in &made.course.times_ms {
-        let mut cells = vec![met_core::MISSING; card::TABLE.columns.len()];
-        for (index, watts) in [(card::POWER, 700.0 * share), (card::POWER_LIMIT, 700.0)] {
-            cells[index] = card::TABLE.columns[index].unscaled(watts).unwrap();
+    let mut series = Series::new(&device::TABLE);
+    for time_ms in &made.series.times_ms {
+        let mut cells = vec![met_core::MISSING; device::TABLE.columns.len()];
+        for (index, watts) in [(device::POWER, 700.0 * share), (device::POWER_LIMIT, 700.0)] {
+            cells[index] = device::TABLE.columns[index].unscaled(watts).unwrap();
         }
-        course.push(*time_ms, &cells);
+        series.push(*time_ms, &cells);
     }
-    made.gpus = vec![(made.record.gpus[0].uuid.clone(), course)];
+    made.gpus = vec![(made.record.gpus[0].uuid.clone(), series)];
     job(made)
 }
 
@@ -360,13 +360,13 @@ impl Case {
                 let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).after(&earlier);
                 let unread = job.beside(Beside { gpus: around.node_gpus, ..Beside::default() });
                 let (candidates, needs) = candidates(rules, &unread);
-                let mut needed = made.course.clone();
+                let mut needed = made.series.clone();
                 let columns = needed.columns.iter_mut().enumerate();
                 columns.filter(|(index, _)| !needs.columns.has(*index)).for_each(|(_, cells)| cells.clear());
                 let job = unread.beside(around.beside()).sampled(made.samples());
                 let all = judge_all(rules.about(Scope::Job), &job);
                 assert_eq!(judge_all(candidates.clone(), &job), all, "a rule was left out that speaks");
-                let with_needed = job.unread().sampled(Samples { course: &needed, ..made.samples() });
+                let with_needed = job.unread().sampled(Samples { series: &needed, ..made.samples() });
                 let found = judge_all(candidates, &with_needed);
                 assert_eq!(found, all, "columns were left out that change what is said");
                 all
@@ -422,8 +422,8 @@ proptest! {
                 let by = Rules::built_in().get(&found.rule).unwrap();
                 found.rule == *rule || by.replaces.iter().any(|replaced| replaced == rule)
             };
-            let told = after.iter().find(|found| tells(found));
-            prop_assert!(told.is_some(), "{rule} is silent at {more}: {after:?}");
+            let reported = after.iter().find(|found| tells(found));
+            prop_assert!(reported.is_some(), "{rule} is silent at {more}: {after:?}");
             let saved = |found: &[Finding]| {
                 found.iter().filter(|found| tells(found)).map(|found| found.saving.weight()).fold(0.0, f64::max)
             };
@@ -442,7 +442,7 @@ proptest! {
             let gates = rule.gates;
             let says = |gates: Gates| judged(&Rule { gates, ..rule.clone() }, Subject::Job(&job), false).finding;
             let found = says(gates).unwrap();
-            let (length_s, samples) = (gates.length_s.max(f64::from(10 * HOUR)) * above, made.course.len());
+            let (length_s, samples) = (gates.length_s.max(f64::from(10 * HOUR)) * above, made.series.len());
             prop_assert_eq!(says(Gates { length_s, ..gates }), None, "{} is too short", name);
             prop_assert_eq!(says(Gates { samples: samples + 1, ..gates }), None, "{} has too few samples", name);
             let coverage = found.coverage * above;
@@ -465,8 +465,8 @@ proptest! {
 #[derive(Default)]
 struct Month {
     records: Vec<Record>,
-    samples: HashMap<String, Course>,
-    gpus: HashMap<(String, String), Course>,
+    samples: HashMap<String, Series>,
+    gpus: HashMap<(String, String), Series>,
 }
 
 impl Month {
@@ -515,10 +515,10 @@ impl Month {
             self.add(other);
         }
         let id = self.add(record);
-        for (uuid, course) in made.gpus {
-            self.gpus.insert((id.clone(), uuid), course);
+        for (uuid, series) in made.gpus {
+            self.gpus.insert((id.clone(), uuid), series);
         }
-        self.samples.insert(id, made.course);
+        self.samples.insert(id, made.series);
     }
 
     /// All findings, the most worthwhile first.
@@ -532,15 +532,15 @@ impl Month {
             interval: std::time::Duration::from_secs(1),
             now_ns,
         };
-        let mut series = |record: &Record, table: &'static met_core::Table, part: &str, _: Columns| {
+        let mut read = |record: &Record, table: &'static met_core::Table, part: &str, _: Columns| {
             let id = record.key.id.clone();
-            let course = match part {
+            let series = match part {
                 "" => self.samples.get(&id),
                 uuid => self.gpus.get(&(id, uuid.to_owned())),
             };
-            Ok::<_, std::convert::Infallible>(course.cloned().unwrap_or_else(|| Course::new(table)))
+            Ok::<_, std::convert::Infallible>(series.cloned().unwrap_or_else(|| Series::new(table)))
         };
-        let Ok((mut found, _)) = crate::check::of_jobs(&look, &self.records, &mut [&mut series]);
+        let Ok((mut found, _)) = crate::check::of_jobs(&look, &self.records, &mut [&mut read]);
         for sum in user::sums(&self.records, &[], now_ns) {
             found.extend(findings_of_user(Rules::built_in(), &sum));
         }
@@ -559,10 +559,10 @@ fn month() -> (Month, BTreeMap<String, Vec<String>>) {
             let user = format!("{kind}{place}-{rule}");
             let case = case(*number);
             let of_user = case.findings().into_iter().filter(|found| found.user.as_deref() == Some("alice"));
-            let mut told: Vec<String> = of_user.map(|found| found.rule).collect();
-            told.sort();
-            assert_eq!(told.iter().any(|name| name == rule), kind == "bad");
-            expected.insert(user.clone(), told);
+            let mut reported: Vec<String> = of_user.map(|found| found.rule).collect();
+            reported.sort();
+            assert_eq!(reported.iter().any(|name| name == rule), kind == "bad");
+            expected.insert(user.clone(), reported);
             match case {
                 Case::Job(made, around) => month.plant(&user, *made, around),
                 Case::Users(records) => {
@@ -587,12 +587,12 @@ fn a_month_with_an_offender_for_every_rule_has_their_findings_and_no_others() {
     let (month, expected) = month();
     let is_of_user = |rule: &str| Rules::built_in().get(rule).unwrap().scope == Scope::User;
     let found = month.findings();
-    let mut told: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut reported: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for finding in &found {
-        told.entry(finding.user.clone().unwrap()).or_default().push(finding.rule.clone());
+        reported.entry(finding.user.clone().unwrap()).or_default().push(finding.rule.clone());
     }
     for (user, mut rules) in expected {
-        let mut of_user = told.remove(&user).unwrap_or_default();
+        let mut of_user = reported.remove(&user).unwrap_or_default();
         // Jobs behind the sums of a user are judged by themselves as well.
         if is_of_user(user.split_once('-').unwrap().1) {
             of_user.retain(|rule| is_of_user(rule));
@@ -602,8 +602,8 @@ fn a_month_with_an_offender_for_every_rule_has_their_findings_and_no_others() {
         of_user.dedup();
         assert_eq!(of_user, rules, "{user}");
     }
-    told.retain(|user, _| !user.starts_with("beside-"));
-    assert_eq!(told, BTreeMap::new(), "nobody else is blamed");
+    reported.retain(|user, _| !user.starts_with("beside-"));
+    assert_eq!(reported, BTreeMap::new(), "nobody else is blamed");
 }
 
 proptest! {
@@ -644,13 +644,13 @@ fn an_element_of_an_array_is_judged_by_its_own_use() {
         // What accounting says of one that has its id is of all of them.
         scheduling.cpu_ns = Some((used.iter().sum::<f64>() * 7.2e12) as i64);
         let id = month.add(made.record);
-        month.samples.insert(id, made.course);
+        month.samples.insert(id, made.series);
     }
     let mut found = month.findings();
     found.sort_by_key(|found| found.subject.clone());
-    let told: Vec<(&str, f64)> =
+    let reported: Vec<(&str, f64)> =
         found.iter().map(|found| (found.rule.as_str(), found.saving.core_hours.unwrap().round())).collect();
-    assert_eq!(told, [("serial_on_many", 30.0), ("cpu_low", 24.0)], "{found:?}");
+    assert_eq!(reported, [("serial_on_many", 30.0), ("cpu_low", 24.0)], "{found:?}");
     let jobs: Vec<&str> = found.iter().map(|found| found.subject.as_str()).collect();
     assert_eq!(jobs, ["slurm:2", "slurm:5"], "the two that leave their cores unused");
     assert!(found[0].what.contains("16"), "{}", found[0].what);

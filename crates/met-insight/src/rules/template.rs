@@ -180,6 +180,6 @@ pub fn written(value: f64, measure: Measure) -> String {
         Measure::Celsius => units::celsius(value),
         Measure::Hertz => units::hertz(value),
         Measure::Count | Measure::Number => units::count(value),
-        Measure::Cores | Measure::Cards => units::cores(value),
+        Measure::Cores | Measure::Gpus => units::cores(value),
     }
 }

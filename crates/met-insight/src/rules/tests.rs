@@ -234,7 +234,7 @@ fn nothing_is_said_below_a_gate() {
 
 #[test]
 fn without_exit_records_the_rate_of_processes_is_a_lower_bound() {
-    let told = |rate: f64, kind: QualityKind, when: &str| {
+    let reported = |rate: f64, kind: QualityKind, when: &str| {
         let mut made = made(HOUR).cores(|_| 1.0).rate(column::PROCESSES, move |_| rate);
         let seen = made.record.totals.get(column::PROCESSES).unwrap();
         made.record.totals.set(column::PROCESSES, seen, kind, "/proc");
@@ -249,16 +249,19 @@ fn without_exit_records_the_rate_of_processes_is_a_lower_bound() {
     };
     let (counted, bound) = (QualityKind::Measured, QualityKind::LowerBound);
     let many = "rate(processes) > 50 / 1s";
-    assert_eq!(told(51.0, counted, many), (Some(true), QualityKind::Sampled, Some("51 a second".to_owned())));
-    assert_eq!(told(49.0, counted, many), (Some(false), QualityKind::Sampled, None));
+    assert_eq!(
+        reported(51.0, counted, many),
+        (Some(true), QualityKind::Sampled, Some("51 a second".to_owned()))
+    );
+    assert_eq!(reported(49.0, counted, many), (Some(false), QualityKind::Sampled, None));
     // It started so many at least, and may have started any number.
-    assert_eq!(told(51.0, bound, many), (Some(true), bound, Some("≥51 a second".to_owned())));
-    assert_eq!(told(49.0, bound, many), (None, bound, None));
+    assert_eq!(reported(51.0, bound, many), (Some(true), bound, Some("≥51 a second".to_owned())));
+    assert_eq!(reported(49.0, bound, many), (None, bound, None));
     let few = "10 / 1s > rate(processes) * 2";
-    assert_eq!(told(4.0, counted, few).0, Some(true));
-    assert_eq!(told(4.0, bound, few), (None, bound, None), "nothing is said of what was not counted");
-    assert_eq!(told(6.0, bound, few), (Some(false), bound, None));
-    assert_eq!(told(4.0, bound, "not rate(processes) > 5 / 1s"), (None, bound, None));
+    assert_eq!(reported(4.0, counted, few).0, Some(true));
+    assert_eq!(reported(4.0, bound, few), (None, bound, None), "nothing is said of what was not counted");
+    assert_eq!(reported(6.0, bound, few), (Some(false), bound, None));
+    assert_eq!(reported(4.0, bound, "not rate(processes) > 5 / 1s"), (None, bound, None));
 }
 
 #[test]
@@ -600,12 +603,12 @@ fn a_sum_of_small_jobs_is_seen() {
         record
     };
     let jobs: Vec<Record> = (0..600).map(tiny).collect();
-    let told = |jobs: &[Record]| {
+    let reported = |jobs: &[Record]| {
         let sums = user::sums(jobs, &[], sample::NOW_NS);
         findings_of_user(Rules::built_in(), &sums[0]).into_iter().map(|it| it.rule).collect::<Vec<_>>()
     };
-    assert_eq!(told(&jobs), ["many_tiny_jobs"]);
-    assert_eq!(told(&jobs[..400]), none());
+    assert_eq!(reported(&jobs), ["many_tiny_jobs"]);
+    assert_eq!(reported(&jobs[..400]), none());
     let mut reversed = jobs.clone();
     reversed.reverse();
     assert_eq!(user::sums(&jobs, &[], sample::NOW_NS), user::sums(&reversed, &[], sample::NOW_NS));

@@ -142,7 +142,7 @@ pub(super) fn headroom(job: &Job<'_>, cores: f64, size: f64, ceilings: &Ceilings
         (ceilings.memory_bytes, CeilingFrom::Configured),
         (number(record.node_memory_bytes), CeilingFrom::Machine),
     ]);
-    let of_gpus = gpu::all_known(record).then(|| gpu::cards(record)).filter(|&held| held > 0.0);
+    let of_gpus = gpu::all_known(record).then(|| gpu::gpus(record)).filter(|&held| held > 0.0);
     let gpu_memory: Option<Vec<(f64, f64)>> = record
         .gpus
         .iter()
@@ -164,7 +164,7 @@ pub(super) fn headroom(job: &Job<'_>, cores: f64, size: f64, ceilings: &Ceilings
         of("cores", Some(cores), of_cores, Measure::Cores),
         of("memory", average::memory_needed_peak(record), of_memory, Measure::Bytes),
         of("storage", storage_rate(record, job.now_ns), ceilings.storage.clone(), Measure::BytesPerSecond),
-        of("GPUs", gpu::computing(record), of_gpus.map(|held| (held, CeilingFrom::Given)), Measure::Cards),
+        of("GPUs", gpu::computing(record), of_gpus.map(|held| (held, CeilingFrom::Given)), Measure::Gpus),
         of("GPU memory", gpu_used, machine(gpu_of), Measure::Bytes),
     ]
     .into_iter()
@@ -195,7 +195,7 @@ mod tests {
         made
     }
 
-    fn told(made: &Made, systems: &[System], jobs: &[Record]) -> (Vec<String>, Option<&'static str>) {
+    fn reported(made: &Made, systems: &[System], jobs: &[Record]) -> (Vec<String>, Option<&'static str>) {
         let ceilings = Ceilings::of(&made.record, systems, jobs, sample::NOW_NS);
         let job = Job::new(&made.record, Machine { cpus: Some(16) }, made.now_ns()).sampled(made.samples());
         let found = headroom(&job, 1.0, 16.0, &ceilings);
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn a_ceiling_is_configured_or_the_highest_that_was_seen() {
         let (slow, fast) = (made_with(50e6), made_with(100e6).record);
-        let (words, first) = told(&slow, &[], std::slice::from_ref(&fast));
+        let (words, first) = reported(&slow, &[], std::slice::from_ref(&fast));
         let expected = [
             "cores: 1 of 16 of the machine (6.2%)",
             "memory: 3.73 GiB of 64.0 GiB of the machine (5.8%)",
@@ -214,15 +214,15 @@ mod tests {
         assert_eq!((words, first), (expected.map(str::to_owned).into(), Some("cores")));
         let mut waited = made_with(100e6).rate(column::PRESSURE_IO, |_| 0.5).record;
         assert_eq!(
-            told(&slow, &[], std::slice::from_ref(&waited)).1,
+            reported(&slow, &[], std::slice::from_ref(&waited)).1,
             Some("storage"),
             "it had all there was"
         );
         waited.totals.remove(column::PRESSURE_IO);
-        assert_eq!(told(&slow, &[], &[waited]).1, Some("cores"), "there may be more");
+        assert_eq!(reported(&slow, &[], &[waited]).1, Some("cores"), "there may be more");
         let elsewhere = Record { nodes: vec!["n2".to_owned()], ..fast.clone() };
         assert_eq!(
-            told(&slow, &[], &[elsewhere]).0.len(),
+            reported(&slow, &[], &[elsewhere]).0.len(),
             2,
             "another machine says nothing, nor does it itself"
         );
@@ -233,7 +233,7 @@ mod tests {
             storage_rate: Some(1e9),
             ..System::default()
         };
-        let (words, first) = told(&slow, &[system], &[fast]);
+        let (words, first) = reported(&slow, &[system], &[fast]);
         assert_eq!(words[0], "cores: 1 of 32 configured (3.1%)");
         assert_eq!(words[2], "storage: 47.7 MiB/s of 954 MiB/s configured (5.0%)");
         assert_eq!(first, Some("memory"), "4 of 8 GiB");
@@ -243,14 +243,14 @@ mod tests {
     fn gpus_have_ceilings_of_their_own() {
         let mut made = made_with(0.0);
         made.record.gpus = vec![sample::gpu()];
-        let (words, first) = told(&made, &[], &[]);
+        let (words, first) = reported(&made, &[], &[]);
         assert_eq!(
             words[2..],
             ["GPUs: 0.60 of 1 given (60%)", "GPU memory: 1.86 GiB of 140 GiB of the machine (1.3%)"]
         );
         assert_eq!(first, Some("GPUs"));
         made.record.gpus[0].utilization = None;
-        assert_eq!(told(&made, &[], &[]).1, Some("cores"), "what is not known is no limit");
+        assert_eq!(reported(&made, &[], &[]).1, Some("cores"), "what is not known is no limit");
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
         let mut burst = made_with(9e9).record;
         burst.end_ns = burst.start_ns.map(|start_ns| start_ns + 1_000_000_000);
         burst.totals.set(column::WALL, 1_000_000_000, QualityKind::Measured, "clock");
-        let (words, _) = told(&made_with(50e6), &[], &[burst]);
+        let (words, _) = reported(&made_with(50e6), &[], &[burst]);
         assert!(!words.iter().any(|words| words.starts_with("storage")), "{words:?}");
     }
 }

@@ -323,12 +323,12 @@ mod tests {
         let small = System { memory_bytes: Some(1 << 20), ..system("small", 1, "nvidia") };
         let systems = [system("ml", 4, "nvidia"), system("lumi", 8, "AMD"), system("fox", 0, ""), small];
         let plan = plan(&runs(), &[], None, &record, &systems, &Wishes::default());
-        let told: Vec<(bool, String)> =
+        let reported: Vec<(bool, String)> =
             plan.systems.iter().map(|fit| (fit.fits, fit.notes.join("; "))).collect();
-        assert_eq!(told[0], (true, String::new()));
-        assert_eq!(told[1], (true, "its GPUs are AMD: the program needs a port".to_owned()));
-        assert!(told[2].1.starts_with("uses 1 GPUs, it has 0") && !told[2].0);
-        assert_eq!(told[3], (false, "needs 3.00 MiB of memory, it has 1.00 MiB".to_owned()));
+        assert_eq!(reported[0], (true, String::new()));
+        assert_eq!(reported[1], (true, "its GPUs are AMD: the program needs a port".to_owned()));
+        assert!(reported[2].1.starts_with("uses 1 GPUs, it has 0") && !reported[2].0);
+        assert_eq!(reported[3], (false, "needs 3.00 MiB of memory, it has 1.00 MiB".to_owned()));
         assert!(plan.systems[0].price.is_some_and(|price| price > 0.0) && plan.systems[3].price.is_none());
     }
 

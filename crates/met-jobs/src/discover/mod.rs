@@ -152,7 +152,7 @@ impl Discovery {
     }
 
     /// How long there is nothing to do unless something is noticed.
-    pub fn patience(&self) -> Duration {
+    pub fn timeout(&self) -> Duration {
         let Schedule { rescan_ns, jobs_ns, upkeep_ns, parts_ns, .. } = self.schedule;
         let next = [
             Some(rescan_ns),

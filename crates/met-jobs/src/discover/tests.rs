@@ -690,7 +690,7 @@ fn notices_of_a_user_who_makes_directories_without_end_are_ignored_for_a_while()
     machine.work();
     let discovery = machine.discovery();
     assert_eq!(discovery.health().jobs, [("slurm".to_owned(), 1)]);
-    assert!(discovery.patience() <= Duration::from_nanos(UPKEEP_EVERY_NS as u64));
+    assert!(discovery.timeout() <= Duration::from_nanos(UPKEEP_EVERY_NS as u64));
     // A minute later what is there is found, and listened to again.
     discovery.schedule.upkeep_ns = 0;
     machine.work();

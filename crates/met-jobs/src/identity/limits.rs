@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use met_core::gpu_holding::{self, CardRef};
+use met_core::gpu_holding::{self, GpuRef};
 use met_core::job::CgroupPaths;
 use met_host::{Host, parse};
 
@@ -76,16 +76,16 @@ impl Reader<'_> {
     /// Only cgroup v1 shows which devices are allowed; on v2 it is a program in the kernel.
     fn gpus(&mut self, cgroup: &CgroupPaths) -> Option<i64> {
         const NVIDIA: u32 = 195;
-        /// Cards of the other makers have two device files; the second ones are numbered from here.
+        /// GPUs of the other makers have two device files; the second ones are numbered from here.
         const RENDER_FIRST: u32 = 128;
         let held = folders(cgroup, "devices")
             .iter()
             .find_map(|folder| gpu_holding::of_devices(self.file(folder, "devices.list")?))?;
-        let is_card = |card: &&CardRef| match **card {
-            CardRef::Device(major, minor) => major == NVIDIA || minor >= RENDER_FIRST,
+        let is_gpu = |gpu: &&GpuRef| match **gpu {
+            GpuRef::Device(major, minor) => major == NVIDIA || minor >= RENDER_FIRST,
             _ => false,
         };
-        i64::try_from(held.cards.iter().filter(is_card).count()).ok().filter(|&count| count > 0)
+        i64::try_from(held.gpus.iter().filter(is_gpu).count()).ok().filter(|&count| count > 0)
     }
 }
 

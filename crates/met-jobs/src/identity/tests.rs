@@ -186,7 +186,7 @@ fn a_waiting_root_process_is_not_the_first_of_a_job() {
     let of_root = Question { uid: Some(0), pids: &[40, 41, 42, 50, 52], ..question };
     let identity = identify(&machine(CONTAIN).host, &of_root);
     assert_eq!((identity.uid, identity.main.map(|main| main.pid)), (Some(0), Some(52)));
-    let held: Vec<_> = identity.holdings.iter().map(|held| (held.source, held.cards.len())).collect();
+    let held: Vec<_> = identity.holdings.iter().map(|held| (held.source, held.gpus.len())).collect();
     assert_eq!(held, [("SLURM_JOB_GPUS", 2)]);
 }
 

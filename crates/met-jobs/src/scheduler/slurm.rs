@@ -434,7 +434,7 @@ fn asked_for(job: &mut Recorded, row: &Row) {
 /// `cpu=4,mem=250.5G,node=1,gres/gpu=2,gres/gpu:a100=2`.
 fn resources(tres: &str) -> Resources {
     let mut found = Resources::default();
-    let mut typed_cards = None;
+    let mut typed_gpus = None;
     for (name, value) in tres.split(',').filter_map(|entry| entry.split_once('=')) {
         match name {
             "cpu" => found.cpus = value.parse().ok(),
@@ -443,8 +443,7 @@ fn resources(tres: &str) -> Resources {
             "gres/gpu" => found.gpus = value.parse().ok(),
             _ => {
                 if name.starts_with("gres/gpu:") {
-                    typed_cards =
-                        value.parse().ok().and_then(|n: i64| n.checked_add(typed_cards.unwrap_or(0)));
+                    typed_gpus = value.parse().ok().and_then(|n: i64| n.checked_add(typed_gpus.unwrap_or(0)));
                 }
                 if found.other.len() < OTHER_MAX {
                     found.other.insert(name.to_owned(), value.to_owned());
@@ -452,7 +451,7 @@ fn resources(tres: &str) -> Resources {
             }
         }
     }
-    found.gpus = found.gpus.or(typed_cards);
+    found.gpus = found.gpus.or(typed_gpus);
     found
 }
 

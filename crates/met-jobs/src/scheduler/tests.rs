@@ -187,7 +187,7 @@ fn slurm_22_05_without_accounting() {
 }
 
 #[test]
-fn slurm_23_11_with_cards_and_a_second_run() {
+fn slurm_23_11_with_gpus_and_a_second_run() {
     check(
         &slurm::parse_sacct(&fixture("slurm-23.11/sacct-new.txt"), DIVIDED),
         expect![[r#"

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use met_core::conditions::Conditions;
 use met_core::job::Record;
-use met_core::series::{Columns, Course};
+use met_core::series::{Columns, Series};
 use met_core::{JOB, Table, gpu, job_table};
 use met_insight::answers::{Beside, Job, Known};
 use met_insight::lineage;
@@ -52,7 +52,7 @@ pub fn beside<E>(
     if !jobs.iter().any(is_counted) {
         jobs.extend(find(&before_end(BEFORE, None))?);
     }
-    jobs.extend(find(&JobsFilter { with_cards: true, ..on_node(WITH_GPUS) })?);
+    jobs.extend(find(&JobsFilter { with_gpus: true, ..on_node(WITH_GPUS) })?);
     // As it is known here: a list has it as it was when it was written.
     jobs.retain(|other| other.key != record.key);
     jobs.push(record.clone());
@@ -90,12 +90,12 @@ impl AllJobs {
     }
 
     /// The samples of a part of a job.
-    pub fn series(&mut self, record: &Record, table: &'static Table, part: &str) -> Result<Course> {
+    pub fn part_series(&mut self, record: &Record, table: &'static Table, part: &str) -> Result<Series> {
         if table.name == JOB.name {
-            return self.course(record);
+            return self.series(record);
         }
-        if table.name == gpu::card::TABLE.name {
-            return self.card_course(&record.key, part);
+        if table.name == gpu::device::TABLE.name {
+            return self.gpu_series(&record.key, part);
         }
         self.job_series(&record.key, table, part)
     }
@@ -107,10 +107,10 @@ impl AllJobs {
         table: &'static Table,
         part: &str,
         wanted: Columns,
-    ) -> Result<Course> {
+    ) -> Result<Series> {
         match table.name == JOB.name {
             true => self.columns(record, wanted),
-            false => self.series(record, table, part),
+            false => self.part_series(record, table, part),
         }
     }
 
@@ -118,7 +118,7 @@ impl AllJobs {
     pub fn known(&mut self, setting: &Setting, record: &Record, machine: Machine) -> Result<Known> {
         let interval = setting.config.sampling.shortest();
         let known =
-            Known::read(interval, record, machine, &mut |table, part| self.series(record, table, part))?;
+            Known::read(interval, record, machine, &mut |table, part| self.part_series(record, table, part))?;
         Ok(known.among(&systems::of(&setting.config).into()))
     }
 
@@ -202,7 +202,7 @@ mod tests {
             now_ns: now_ns(),
         };
         let mut series =
-            |_: &Record, table: &'static Table, _: &str, _: Columns| Ok::<_, Infallible>(Course::new(table));
+            |_: &Record, table: &'static Table, _: &str, _: Columns| Ok::<_, Infallible>(Series::new(table));
         let Ok((mut together, _)) = check::of_jobs(&look, &records, &mut [&mut series]);
         let mut alone = Vec::new();
         for record in &records {

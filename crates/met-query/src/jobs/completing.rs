@@ -9,7 +9,7 @@ use met_core::job_table::{COST, EMISSIONS, MEMORY_PEAK};
 use met_core::provenance::{Account, Caveat};
 use met_core::running::Running;
 use met_core::sampled::Profile;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::watched::Watched;
 use met_insight::resample::gap_ms_of;
 use met_jobs::job_cgroup;
@@ -18,13 +18,13 @@ use crate::live::{Live, PEAK_SPAN_MS};
 
 /// Completes the record of a job that is over by what an earlier daemon sampled of it. What its supervisor counted is
 /// exact, and stays.
-pub fn complete_by_samples(record: &mut Record, course: &Course) {
+pub fn complete_by_samples(record: &mut Record, series: &Series) {
     let Some(local) = &record.local else { return };
-    let gap_ms = gap_ms_of(course, Duration::from_secs(1));
+    let gap_ms = gap_ms_of(series, Duration::from_secs(1));
     let end_ms = record.end_ns.map(|end_ns| end_ns / 1_000_000);
-    let last_ms = course.times_ms.last().copied().unwrap_or(0);
+    let last_ms = series.times_ms.last().copied().unwrap_or(0);
     let start_ms = record.start_ns.map(|start_ns| start_ns / 1_000_000);
-    let watched = Watched::of(course, start_ms, end_ms.unwrap_or(last_ms).max(last_ms), gap_ms);
+    let watched = Watched::of(series, start_ms, end_ms.unwrap_or(last_ms).max(last_ms), gap_ms);
     let profile = job_cgroup::profile(local);
     // Its cgroup may be gone.
     let of_cgroup =
@@ -32,8 +32,8 @@ pub fn complete_by_samples(record: &mut Record, course: &Course) {
     let counts_memory = of_cgroup(MEMORY_PEAK).unwrap_or(profile.counts_memory);
     let missed = watched.missed_ms > 0 || end_ms.is_none();
     let mut running = Running::new(gap_ms, PEAK_SPAN_MS);
-    course.each_row(|time_ms, cells| running.push(time_ms, cells));
-    running.recall_thinned(course);
+    series.each_row(|time_ms, cells| running.push(time_ms, cells));
+    running.recall_thinned(series);
     let live = Live::of(&running, Profile { counts_memory, missed, ..profile });
     let mut seen = live.totals;
     for column in CHARGED {
@@ -55,7 +55,7 @@ pub fn complete_by_samples(record: &mut Record, course: &Course) {
     }
     fit_cpu_parts(&mut record.totals);
     fit_memory_peaks(&mut record.totals);
-    record.summaries = course.summaries(gap_ms);
+    record.summaries = series.summaries(gap_ms);
 }
 
 #[cfg(test)]
@@ -73,15 +73,15 @@ mod tests {
         record.totals = met_core::job::Totals::default();
         record.totals.set(CPU, 50_000_000_000, QualityKind::Measured, Account::Cgroup);
         record.totals.set(MEMORY_PEAK, 9_000, QualityKind::Measured, Account::Cgroup);
-        let mut course = Course::new(&JOB);
+        let mut series = Series::new(&JOB);
         for second in 0..=until_s {
             let mut cells = vec![MISSING; JOB.columns.len()];
             (cells[CPU], cells[ENERGY], cells[MEMORY_NEEDED]) =
                 (second * 900_000_000, second * 40, 500 * second);
             (cells[EMISSIONS], cells[COST]) = (second, second);
-            course.push(start_ns / 1_000_000 + second * 1000, &cells);
+            series.push(start_ns / 1_000_000 + second * 1000, &cells);
         }
-        complete_by_samples(&mut record, &course);
+        complete_by_samples(&mut record, &series);
         record
     }
 
@@ -105,11 +105,11 @@ mod tests {
     fn what_a_daemon_wrote_when_it_left_is_better_than_samples_from_before() {
         let mut record = completed(10);
         record.totals.set(ENERGY, 410, QualityKind::LowerBound, "RAPL, by CPU time");
-        let mut course = Course::new(&JOB);
+        let mut series = Series::new(&JOB);
         let mut cells = vec![MISSING; JOB.columns.len()];
         cells[ENERGY] = 410;
-        course.push(record.start_ns.unwrap() / 1_000_000, &cells);
-        complete_by_samples(&mut record, &course);
+        series.push(record.start_ns.unwrap() / 1_000_000, &cells);
+        complete_by_samples(&mut record, &series);
         assert_eq!(
             record.totals.figure(ENERGY).unwrap().source,
             "RAPL, by CPU time, not watched all the time"

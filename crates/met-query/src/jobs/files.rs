@@ -12,14 +12,14 @@ use met_core::job::{JobKey, Record};
 use met_core::listing::Cursor;
 use met_core::queue::Queue;
 use met_core::reaction::{Reaction, ReactionChange, ReactionTarget};
-use met_core::series::{Columns, Course};
+use met_core::series::{Columns, Series};
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, gpu};
 use met_host::{Host, users};
 use met_store::{NodePart, Page, Reader, StoreError, Writer};
 
 use super::liveness::settle_or_end;
-use super::{JobRef, JobsFilter, Remote, Source, card_course, now_ns, page_of};
+use super::{JobRef, JobsFilter, Remote, Source, gpu_series, now_ns, page_of};
 use crate::annotate::no_such_job;
 use crate::client::{Client, Unreachable};
 use crate::live;
@@ -33,7 +33,7 @@ use met_config::Failure;
 use met_config::Place;
 
 /// How long one waits for another writer of the store.
-const STORE_PATIENCE: Duration = Duration::from_secs(10);
+const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The store as it is on disk, where no daemon runs, and what is not imported yet. Nothing is written.
 pub(super) struct FromFiles {
@@ -75,7 +75,7 @@ impl FromFiles {
         self.store = Mutex::default();
         loop {
             match Writer::open(&self.place.state) {
-                Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {}
+                Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_TIMEOUT => {}
                 opened => return Ok(here(&mut opened?)?),
             }
             match Client::connect_to(&self.place) {
@@ -147,10 +147,10 @@ impl Query for FromFiles {
         })
     }
 
-    fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
+    fn series(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Series> {
         self.ask(|store| match sees(store, viewer, key)? {
-            true => Ok(store.course_between(key, after_ms.saturating_add(1), i64::MAX)?),
-            false => Ok(Course::new(&JOB)),
+            true => Ok(store.series_of_job_between(key, after_ms.saturating_add(1), i64::MAX)?),
+            false => Ok(Series::new(&JOB)),
         })
     }
 
@@ -161,17 +161,17 @@ impl Query for FromFiles {
         table: &'static Table,
         part: &str,
         after_ms: i64,
-    ) -> Result<Course> {
+    ) -> Result<Series> {
         self.ask(|store| match sees(store, viewer, key)? {
             true => Ok(store.job_series_between(key, table, part, after_ms.saturating_add(1), i64::MAX)?),
-            false => Ok(Course::new(table)),
+            false => Ok(Series::new(table)),
         })
     }
 
-    fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
+    fn gpu_series(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Series> {
         self.ask(|store| match sees(store, viewer, key)? {
-            true => Ok(card_course(store, key, uuid, after_ms)?),
-            false => Ok(Course::new(&gpu::card::TABLE)),
+            true => Ok(gpu_series(store, key, uuid, after_ms)?),
+            false => Ok(Series::new(&gpu::device::TABLE)),
         })
     }
 
@@ -206,9 +206,9 @@ impl Query for FromFiles {
         self.ask(|store| Ok(Some(store.node_parts_between(since_ms, i64::MAX)?)))
     }
 
-    fn node_course(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Course>> {
+    fn node_part_series(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Series>> {
         let begin_ms = after_ms.saturating_add(1);
-        self.ask(|store| Ok(Some(store.node_course(table, part, begin_ms, i64::MAX)?)))
+        self.ask(|store| Ok(Some(store.node_part_series(table, part, begin_ms, i64::MAX)?)))
     }
 }
 
@@ -223,8 +223,8 @@ impl Source for FromFiles {
         Some(Box::new(FromFiles { host, place, store: Mutex::new(Some(store)), unread: Mutex::default() }))
     }
 
-    fn whole_course(&self, record: &Record, wanted: Columns) -> Result<Option<Course>> {
-        self.ask(|store| Ok(Some(store.course_of(record, wanted)?)))
+    fn whole_series(&self, record: &Record, wanted: Columns) -> Result<Option<Series>> {
+        self.ask(|store| Ok(Some(store.series_of(record, wanted)?)))
     }
 
     fn unread(&self) -> Option<String> {

@@ -31,9 +31,10 @@ pub struct JobsFilter {
     pub manager: Option<String>,
     #[serde(flatten)]
     pub page: PageAsk,
-    /// Only jobs that had a card.
+    /// Only jobs that had a GPU.
     #[serde(default)]
-    pub with_cards: bool,
+    #[serde(rename = "with_cards")]
+    pub with_gpus: bool,
     /// Only jobs of which a process with this number is stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
@@ -124,7 +125,7 @@ impl JobsFilter {
             manager: self.manager.clone(),
             with_summaries: true,
             is_brief: self.is_brief,
-            with_cards: self.with_cards,
+            with_gpus: self.with_gpus,
             pid: self.pid,
             conditions: self.conditions.clone(),
             on_nodes: self.on_nodes.clone(),
@@ -202,7 +203,7 @@ impl JobsFilter {
     /// Keeps the jobs of a page that have the requested state now. A page may have fewer jobs than its limit.
     pub fn retain_states(&self, jobs: &mut Vec<Record>) {
         jobs.retain(|record| self.states.is_empty() || self.states.contains(&record.state));
-        jobs.retain(|record| !self.with_cards || !record.gpus.is_empty());
+        jobs.retain(|record| !self.with_gpus || !record.gpus.is_empty());
     }
 
     /// Keeps what still fits after the running jobs were looked at.

@@ -18,7 +18,7 @@ use super::forgetting::forget_reactions;
 use super::leftovers::{note_cgroup, remove_left_cgroups};
 use super::liveness::{remove_empty_cgroups, settle};
 use super::now_ns;
-use crate::protocol::{self, Request, TIMED_SAMPLES_MAX, WireCourse};
+use crate::protocol::{self, Request, TIMED_SAMPLES_MAX, WireSeries};
 use crate::setting::Setting;
 
 const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
@@ -27,7 +27,7 @@ const THIN_FOR: Duration = Duration::from_millis(100);
 /// Of the upgrade of a store, by a command that has done its work.
 const UPGRADE_FOR: Duration = Duration::from_millis(10);
 /// How long one waits for another writer of the store.
-const STORE_PATIENCE: Duration = Duration::from_secs(10);
+const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A shorter job is imported together with others: an import would take as long as the job did.
 const SHORT_NS: i64 = 100_000_000;
 /// So many short jobs wait for their import at most: each makes a list a little slower.
@@ -88,9 +88,9 @@ pub fn hand_over_ends(setting: &Setting) {
             // A job that got its id from the user's own files is the user's own.
             Some(Origin::Time) if !folder.is_unreported() => continue,
             Some(Origin::Time) => {
-                let course = folder.read_course().0.map(|course| course.at_most(TIMED_SAMPLES_MAX));
-                let course = course.as_ref().map(WireCourse::of).unwrap_or_default();
-                Request::Timed { record: Box::new(end), course }
+                let series = folder.read_series().0.map(|series| series.at_most(TIMED_SAMPLES_MAX));
+                let series = series.as_ref().map(WireSeries::of).unwrap_or_default();
+                Request::Timed { record: Box::new(end), series }
             }
             Some(_) => Request::Ended(Box::new(end)),
             None => continue,
@@ -98,7 +98,7 @@ pub fn hand_over_ends(setting: &Setting) {
         // Samples are worth less than the end.
         let request = match request {
             Request::Timed { record, .. } if !protocol::fits(&request) => {
-                Request::Timed { record, course: WireCourse::default() }
+                Request::Timed { record, series: WireSeries::default() }
             }
             request => request,
         };
@@ -125,7 +125,7 @@ pub fn open_writer(state: &Path) -> Result<Writer, StoreError> {
     let begin = Instant::now();
     loop {
         match Writer::open(state) {
-            Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_PATIENCE => {
+            Err(StoreError::Locked { .. }) if begin.elapsed() < STORE_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             opened => return opened,
@@ -241,8 +241,8 @@ pub fn import_some(
         match folder.read() {
             entry if entry.end.is_some() => ended_meanwhile = true,
             entry if entry.end_is_absent => {
-                if let Some(course) = writer.course(&record.key).ok().filter(|course| !course.is_empty()) {
-                    complete_by_samples(&mut record, &course);
+                if let Some(series) = writer.series(&record.key).ok().filter(|series| !series.is_empty()) {
+                    complete_by_samples(&mut record, &series);
                 }
                 writer.put(&record)?;
                 folder.remove()?;

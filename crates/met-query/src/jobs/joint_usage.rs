@@ -109,7 +109,7 @@ mod tests {
     use met_core::job_table as column;
     use met_core::listing::Cursor;
     use met_core::reaction::ReactionChange;
-    use met_core::series::Course;
+    use met_core::series::Series;
     use met_core::usage::{By, Every, figure};
     use met_store::inbox::JobDir;
     use met_store::{Page, Reader, Writer};
@@ -148,12 +148,12 @@ mod tests {
             Ok(Page { jobs: self.ask(|store| Ok(find_in(store, viewer, job)?))?, next: None })
         }
 
-        fn course(&self, _: &Viewer, _: &JobKey, _: i64) -> Result<Course> {
-            Ok(Course::new(&JOB))
+        fn series(&self, _: &Viewer, _: &JobKey, _: i64) -> Result<Series> {
+            Ok(Series::new(&JOB))
         }
 
-        fn card_course(&self, _: &Viewer, _: &JobKey, _: &str, _: i64) -> Result<Course> {
-            Ok(Course::new(&JOB))
+        fn gpu_series(&self, _: &Viewer, _: &JobKey, _: &str, _: i64) -> Result<Series> {
+            Ok(Series::new(&JOB))
         }
 
         fn usage(&self, viewer: &Viewer, ask: &UsageAsk) -> Result<Usage> {

@@ -7,7 +7,7 @@ use met_core::annotation::{Annotation, AnnotationChange};
 use met_core::listing::{Cursor, Order};
 use met_core::queue::Queue;
 use met_core::reaction::Reaction;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, belief, gpu};
 use met_store::{NodePart, Page};
@@ -35,14 +35,14 @@ impl OwnJobs {
     }
 
     /// From the first source that has one.
-    fn first(&self, table: &'static Table, ask: impl Fn(&dyn Source) -> Result<Course>) -> Result<Course> {
+    fn first(&self, table: &'static Table, ask: impl Fn(&dyn Source) -> Result<Series>) -> Result<Series> {
         for source in self.sources()? {
-            let course = ask(source.as_ref())?;
-            if !course.is_empty() {
-                return Ok(course);
+            let series = ask(source.as_ref())?;
+            if !series.is_empty() {
+                return Ok(series);
             }
         }
-        Ok(Course::new(table))
+        Ok(Series::new(table))
     }
 }
 
@@ -73,8 +73,8 @@ impl Query for OwnJobs {
         Ok(Page { jobs: merge(found), next: None })
     }
 
-    fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
-        self.first(&JOB, |source| source.course(viewer, key, after_ms))
+    fn series(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Series> {
+        self.first(&JOB, |source| source.series(viewer, key, after_ms))
     }
 
     fn job_series(
@@ -84,12 +84,12 @@ impl Query for OwnJobs {
         table: &'static Table,
         part: &str,
         after_ms: i64,
-    ) -> Result<Course> {
+    ) -> Result<Series> {
         self.first(table, |source| source.job_series(viewer, key, table, part, after_ms))
     }
 
-    fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
-        self.first(&gpu::card::TABLE, |source| source.card_course(viewer, key, uuid, after_ms))
+    fn gpu_series(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Series> {
+        self.first(&gpu::device::TABLE, |source| source.gpu_series(viewer, key, uuid, after_ms))
     }
 
     fn usage(&self, viewer: &Viewer, ask: &UsageAsk) -> Result<Usage> {
@@ -147,19 +147,19 @@ impl Query for OwnJobs {
     }
 
     /// What a system daemon kept is preferred: it is the last source.
-    fn node_course(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Course>> {
+    fn node_part_series(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Series>> {
         for source in self.sources()?.iter().rev() {
-            let course = source.node_course(table, part, after_ms)?;
-            if course.as_ref().is_some_and(|course| !course.is_empty()) {
-                return Ok(course);
+            let series = source.node_part_series(table, part, after_ms)?;
+            if series.as_ref().is_some_and(|series| !series.is_empty()) {
+                return Ok(series);
             }
         }
-        Ok(Some(Course::new(table)))
+        Ok(Some(Series::new(table)))
     }
 
-    fn node_courses(&self, node: &str, after_ms: i64) -> Result<Option<NodeSpan>> {
+    fn node_series(&self, node: &str, after_ms: i64) -> Result<Option<NodeSpan>> {
         for source in self.sources()? {
-            if let Some(span) = source.node_courses(node, after_ms)? {
+            if let Some(span) = source.node_series(node, after_ms)? {
                 return Ok(Some(span));
             }
         }

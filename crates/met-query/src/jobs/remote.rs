@@ -13,7 +13,7 @@ use met_core::job::{JobKey, Record};
 use met_core::listing::sort_ns;
 use met_core::queue::Queue;
 use met_core::reaction::{Reaction, ReactionChange};
-use met_core::series::{Course, SPREAD_NAMES, Spreads};
+use met_core::series::{SPREAD_NAMES, Series, Spreads};
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, MISSING, Table, gpu};
 use met_store::{NodePart, Page};
@@ -22,7 +22,7 @@ use super::filter::PAGE_JOBS;
 use super::{CALLER, JobRef, JobsFilter, PageAsk, Source, merge};
 use crate::annotate::{self, Annotates};
 use crate::handshake::CONDITIONS;
-use crate::protocol::{NodeCourses, NodeStatus, Reply, Request, WireCourse};
+use crate::protocol::{NodeSeries, NodeStatus, Reply, Request, WireSeries};
 use crate::query::{NodeSpan, Query, every_job, nothing, on_node, running};
 use crate::react;
 use crate::sample_more::SamplesMore;
@@ -153,9 +153,9 @@ impl Remote {
         Ok((Page { jobs: merge(jobs), next: None }, warnings))
     }
 
-    fn page_of_course(&self, table: &'static Table, request: &Request) -> Result<Course> {
+    fn page_of_series(&self, table: &'static Table, request: &Request) -> Result<Series> {
         match self.ask(request)? {
-            Reply::Course(course) => Ok(course.into_course(table)),
+            Reply::Series(series) => Ok(series.into_series(table)),
             reply => self.unexpected(&reply),
         }
     }
@@ -224,10 +224,10 @@ impl Query for Remote {
         Ok(page)
     }
 
-    fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
+    fn series(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Series> {
         match self.sees(viewer, key)? {
-            true => self.page_of_course(&JOB, &Request::Course { key: key.clone(), after_ms }),
-            false => Ok(Course::new(&JOB)),
+            true => self.page_of_series(&JOB, &Request::Series { key: key.clone(), after_ms }),
+            false => Ok(Series::new(&JOB)),
         }
     }
 
@@ -238,22 +238,22 @@ impl Query for Remote {
         table: &'static Table,
         part: &str,
         after_ms: i64,
-    ) -> Result<Course> {
+    ) -> Result<Series> {
         let (key, part) = (key.clone(), part.to_owned());
         match self.sees(viewer, &key)? {
             true => {
                 let request = Request::JobSeries { key, table: table.name.to_owned(), part, after_ms };
-                self.page_of_course(table, &request)
+                self.page_of_series(table, &request)
             }
-            false => Ok(Course::new(table)),
+            false => Ok(Series::new(table)),
         }
     }
 
-    fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
-        let request = Request::CardCourse { key: key.clone(), uuid: uuid.to_owned(), after_ms };
+    fn gpu_series(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Series> {
+        let request = Request::GpuSeries { key: key.clone(), uuid: uuid.to_owned(), after_ms };
         match self.sees(viewer, key)? {
-            true => self.page_of_course(&gpu::card::TABLE, &request),
-            false => Ok(Course::new(&gpu::card::TABLE)),
+            true => self.page_of_series(&gpu::device::TABLE, &request),
+            false => Ok(Series::new(&gpu::device::TABLE)),
         }
     }
 
@@ -320,24 +320,25 @@ impl Query for Remote {
         }
     }
 
-    fn node_course(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Course>> {
-        let request = Request::NodeCourse { table: table.name.to_owned(), part: part.to_owned(), after_ms };
-        self.page_of_course(table, &request).map(Some)
+    fn node_part_series(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Series>> {
+        let request =
+            Request::NodePartSeries { table: table.name.to_owned(), part: part.to_owned(), after_ms };
+        self.page_of_series(table, &request).map(Some)
     }
 
-    fn node_courses(&self, node: &str, after_ms: i64) -> Result<Option<NodeSpan>> {
-        let NodeCourses { parts, until_ms } =
-            match self.ask(&Request::NodeCourses { node: node.to_owned(), after_ms })? {
-                Reply::NodeCourses(courses) => courses,
+    fn node_series(&self, node: &str, after_ms: i64) -> Result<Option<NodeSpan>> {
+        let NodeSeries { parts, until_ms } =
+            match self.ask(&Request::NodeSeries { node: node.to_owned(), after_ms })? {
+                Reply::NodeSeries(all_series) => all_series,
                 reply => return self.unexpected(&reply),
             };
-        let mut courses = BTreeMap::new();
-        for (table, part, course) in parts {
+        let mut all_series = BTreeMap::new();
+        for (table, part, series) in parts {
             // What a newer or older program measured has no name here.
             let Some(known) = met_sources::table(&table) else { continue };
-            courses.insert(NodePart { table, part }, course.into_course(known));
+            all_series.insert(NodePart { table, part }, series.into_series(known));
         }
-        Ok(Some(NodeSpan { courses: courses.into_iter().collect(), until_ms }))
+        Ok(Some(NodeSpan { all_series: all_series.into_iter().collect(), until_ms }))
     }
 }
 
@@ -388,50 +389,50 @@ impl Source for Remote {
     }
 }
 
-impl WireCourse {
-    pub fn of(course: &Course) -> WireCourse {
+impl WireSeries {
+    pub fn of(series: &Series) -> WireSeries {
         let known = |cells: &&Vec<i64>| cells.iter().any(|&cell| cell != MISSING);
         let optional =
             |cells: &Vec<i64>| cells.iter().map(|&cell| (cell != MISSING).then_some(cell)).collect();
-        let columns = course.table.columns.iter().zip(&course.columns).filter(|(_, cells)| known(cells));
+        let columns = series.table.columns.iter().zip(&series.columns).filter(|(_, cells)| known(cells));
         let mut spreads = Vec::new();
-        for (which, all) in SPREAD_NAMES.iter().zip(course.spreads.iter().flat_map(|spreads| &spreads.cells))
+        for (which, all) in SPREAD_NAMES.iter().zip(series.spreads.iter().flat_map(|spreads| &spreads.cells))
         {
-            let of_columns = course.table.columns.iter().zip(all).filter(|(_, cells)| known(cells));
+            let of_columns = series.table.columns.iter().zip(all).filter(|(_, cells)| known(cells));
             let named = of_columns
                 .map(|(column, cells)| (column.name.to_owned(), (*which).to_owned(), optional(cells)));
             spreads.extend(named);
         }
-        WireCourse {
-            times_ms: course.times_ms.clone(),
+        WireSeries {
+            times_ms: series.times_ms.clone(),
             columns: columns.map(|(column, cells)| (column.name.to_owned(), optional(cells))).collect(),
             spreads,
         }
     }
 
-    pub fn into_course(self, table: &'static Table) -> Course {
-        let mut course = Course::new(table);
+    pub fn into_series(self, table: &'static Table) -> Series {
+        let mut series = Series::new(table);
         let count = self.times_ms.len();
-        course.columns.iter_mut().for_each(|column| column.resize(count, MISSING));
+        series.columns.iter_mut().for_each(|column| column.resize(count, MISSING));
         let missing =
             |cells: Vec<Option<i64>>| cells.into_iter().map(|cell| cell.unwrap_or(MISSING)).collect();
         for (name, cells) in self.columns {
             if let Some(column) = table.column(&name).filter(|_| cells.len() == count) {
-                course.columns[column] = missing(cells);
+                series.columns[column] = missing(cells);
             }
         }
         for (name, which, cells) in self.spreads {
             let which = SPREAD_NAMES.iter().position(|known| *known == which);
             if let (Some(column), Some(which), true) = (table.column(&name), which, cells.len() == count) {
-                let spreads = course.spreads.get_or_insert_with(|| Box::new(Spreads::new(table)));
+                let spreads = series.spreads.get_or_insert_with(|| Box::new(Spreads::new(table)));
                 spreads.cells[which][column] = missing(cells);
             }
         }
-        if let Some(spreads) = &mut course.spreads {
+        if let Some(spreads) = &mut series.spreads {
             spreads.resize(count);
         }
-        course.times_ms = self.times_ms;
-        course
+        series.times_ms = self.times_ms;
+        series
     }
 }
 
@@ -511,21 +512,21 @@ mod tests {
     }
 
     #[test]
-    fn a_course_arrives_as_it_was_sent_thinned_or_not() {
-        let mut course = Course::new(&JOB);
+    fn a_series_arrives_as_it_was_sent_thinned_or_not() {
+        let mut series = Series::new(&JOB);
         for second in 0..200 {
             let mut cells = vec![MISSING; JOB.columns.len()];
             (cells[0], cells[1]) = (second * second, if second % 9 == 0 { MISSING } else { second });
-            course.push(second * 1000, &cells);
+            series.push(second * 1000, &cells);
         }
         let mut thinner = met_core::series::Thinner::new(&JOB, 60_000);
-        thinner.push(&course);
-        for course in [course, thinner.finish()] {
-            let text = serde_json::to_string(&WireCourse::of(&course)).unwrap();
-            assert_eq!(text.contains("spreads"), course.spreads.is_some());
-            let arrived = serde_json::from_str::<WireCourse>(&text).unwrap().into_course(&JOB);
-            assert_eq!((&arrived.times_ms, &arrived.columns), (&course.times_ms, &course.columns));
-            assert_eq!(arrived.spreads, course.spreads);
+        thinner.push(&series);
+        for series in [series, thinner.finish()] {
+            let text = serde_json::to_string(&WireSeries::of(&series)).unwrap();
+            assert_eq!(text.contains("spreads"), series.spreads.is_some());
+            let arrived = serde_json::from_str::<WireSeries>(&text).unwrap().into_series(&JOB);
+            assert_eq!((&arrived.times_ms, &arrived.columns), (&series.times_ms, &series.columns));
+            assert_eq!(arrived.spreads, series.spreads);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use met_core::MISSING;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::usage::{BUCKET_NS, Machine, MachineSample};
 use met_sources::node::{self, TABLE};
 use met_store::{StoreError, Writer};
@@ -33,11 +33,11 @@ pub fn sum_machine(
     };
     let (bucket_ms, end_ms) = (BUCKET_NS / 1_000_000, (first_ms + STEP_MS).min(now_ms));
     let from_ms = mark_ms.unwrap_or(first_ms).div_euclid(bucket_ms) * bucket_ms;
-    let course = match series_of {
-        "" => writer.node_course(&TABLE, "", from_ms - BEFORE_MS, end_ms)?,
+    let series = match series_of {
+        "" => writer.node_part_series(&TABLE, "", from_ms - BEFORE_MS, end_ms)?,
         node => writer.series_between(&met_store::node_on(node, ""), &TABLE, from_ms - BEFORE_MS, end_ms)?,
     };
-    let last_ms = course.times_ms.last().copied().filter(|last_ms| Some(*last_ms) > mark_ms);
+    let last_ms = series.times_ms.last().copied().filter(|last_ms| Some(*last_ms) > mark_ms);
     let Some(last_ms) = last_ms else {
         // The day that is said to have samples has none in this part of it.
         if end_ms < now_ms {
@@ -46,14 +46,14 @@ pub fn sum_machine(
         return Ok(end_ms < now_ms);
     };
     let mut machine = Machine::default();
-    samples(&course).for_each(|sample| machine.take(sample));
+    samples(&series).for_each(|sample| machine.take(sample));
     met_store::put_machine(writer, name, &machine, from_ms, last_ms)?;
     Ok(end_ms < now_ms)
 }
 
-fn samples(course: &Course) -> impl Iterator<Item = MachineSample> + '_ {
-    (0..course.len()).map(|index| {
-        let cell = |column: usize| Some(course.columns[column][index]).filter(|&cell| cell != MISSING);
+fn samples(series: &Series) -> impl Iterator<Item = MachineSample> + '_ {
+    (0..series.len()).map(|index| {
+        let cell = |column: usize| Some(series.columns[column][index]).filter(|&cell| cell != MISSING);
         let sum = |columns: &[usize]| columns.iter().filter_map(|&column| cell(column)).sum::<i64>();
         let busy = cell(node::CPU_USER).map(|_| {
             sum(&[
@@ -66,7 +66,7 @@ fn samples(course: &Course) -> impl Iterator<Item = MachineSample> + '_ {
         });
         let idle = cell(node::CPU_IDLE).map(|idle| idle + cell(node::CPU_IO_WAIT).unwrap_or(0));
         MachineSample {
-            time_ms: course.times_ms[index],
+            time_ms: series.times_ms[index],
             uptime_ms: cell(node::UPTIME).map(|uptime_ns| uptime_ns / 1_000_000),
             cpu_ns: busy.zip(idle).map(|(busy, idle)| busy + idle),
             busy_ns: busy,
@@ -91,7 +91,7 @@ mod tests {
         let begin_ms = 1_794_700_800_000i64;
         let mut expected = [0; 2];
         for hour in 0..60i64 {
-            let mut course = Course::new(&TABLE);
+            let mut series = Series::new(&TABLE);
             for minute in 0..60 {
                 let minutes = hour * 60 + minute;
                 let mut cells = vec![MISSING; TABLE.columns.len()];
@@ -100,9 +100,9 @@ mod tests {
                 cells[node::CPU_IDLE] = minutes * 90_000_000_000;
                 // An earlier version did not count GPUs; later one is added.
                 cells[node::GPUS] = [MISSING, 2, 3][(hour / 20) as usize];
-                course.push(begin_ms + minutes * 60_000, &cells);
+                series.push(begin_ms + minutes * 60_000, &cells);
             }
-            writer.append_node("", &course).unwrap();
+            writer.append_node("", &series).unwrap();
             // Now and then, and never when a day is full.
             if hour % 7 == 3 {
                 while sum_machine(&mut writer, "n1", "", begin_ms + (hour + 1) * 3_600_000).unwrap() {}

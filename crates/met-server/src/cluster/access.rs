@@ -3,21 +3,21 @@
 use std::io;
 
 use met_store::StoreError;
-use met_store::cluster::{Bearer, Log};
+use met_store::cluster::{Log, TokenOwner};
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 
 const TOKEN_BYTES: usize = 32;
 
 /// Grants access and returns the token, which cannot be recovered later. `replace`: see [`Log::enroll`].
-pub fn enroll(log: &mut Log, bearer: &Bearer, now_ns: i64, replace: bool) -> Result<String, StoreError> {
+pub fn enroll(log: &mut Log, bearer: &TokenOwner, now_ns: i64, replace: bool) -> Result<String, StoreError> {
     let token = token().map_err(|error| StoreError::Io { path: "/dev/urandom".into(), error })?;
     log.enroll(bearer, &hash(&token), now_ns, replace)?;
     Ok(token)
 }
 
 /// Whose token this is.
-pub fn bearer(log: &Log, token: &str) -> Result<Option<Bearer>, StoreError> {
+pub fn bearer(log: &Log, token: &str) -> Result<Option<TokenOwner>, StoreError> {
     log.bearer(&hash(token))
 }
 
@@ -46,7 +46,7 @@ mod tests {
     fn a_token_is_known_and_cannot_be_read_back() {
         let state = tempfile::tempdir().unwrap();
         let mut log = Log::open(state.path()).unwrap();
-        let ada = Bearer::User("ada".into());
+        let ada = TokenOwner::User("ada".into());
         let token = enroll(&mut log, &ada, 1, false).unwrap();
         assert_eq!(bearer(&log, &token).unwrap(), Some(ada.clone()));
         assert_eq!(bearer(&log, "").unwrap(), None);

@@ -30,16 +30,16 @@ use met_query::react::{self, Actor};
 use met_query::sample_more::SamplesMore;
 use met_query::viewer::Viewer;
 use met_store::Writer;
-use met_store::cluster::Bearer;
+use met_store::cluster::TokenOwner;
 use met_web::api::System;
 use met_wire::acknowledgement::Acknowledgement;
 use met_wire::batch::{BadBatch, NodeBatch, PACKED_BYTES_MAX, SAMPLES_MAX};
 use serde_json::json;
 
+use super::cluster_writer::{Busy, ClusterWriter, Denied, Refusal, now_ns};
 use super::incompatible::{Incompatible, Trouble};
-use super::keeper::{Busy, Denied, Keeper, Refusal, now_ns};
 use super::people::People;
-use super::receive_memory::{NotReceived, Room};
+use super::receive_memory::{NotReceived, ReceiveMemory};
 use met_web::answers::Answers;
 use met_web::api::{ASK, Admission, Admitted, BATCHES};
 use met_web::listener::{Peer, in_background};
@@ -53,12 +53,12 @@ const QUESTION_BYTES_MAX: usize = 1 << 20;
 const WRITTEN_WITHIN: Duration = Duration::from_secs(20);
 
 pub struct Api {
-    pub keeper: Keeper,
+    pub cluster_writer: ClusterWriter,
     people: Arc<People>,
     admission: Arc<dyn Admission>,
     query: Arc<dyn Query>,
     samples_more: Arc<dyn SamplesMore + Send + Sync>,
-    room: Room,
+    room: ReceiveMemory,
     answers: Arc<Answers>,
     incompatible: Incompatible,
 }
@@ -66,30 +66,30 @@ pub struct Api {
 impl Api {
     /// `admission` finds out who asks; nodes are known by `people`.
     pub fn new<Q: Query + SamplesMore + 'static>(
-        keeper: Keeper,
+        cluster_writer: ClusterWriter,
         people: Arc<People>,
         admission: Arc<dyn Admission>,
         incompatible: Incompatible,
         query: Arc<Q>,
     ) -> Api {
         let samples_more: Arc<dyn SamplesMore + Send + Sync> = Arc::<Q>::clone(&query);
-        let (room, answers) = (Room::default(), Arc::default());
-        Api { keeper, people, admission, query, samples_more, room, answers, incompatible }
+        let (room, answers) = (ReceiveMemory::default(), Arc::default());
+        Api { cluster_writer, people, admission, query, samples_more, room, answers, incompatible }
     }
 
     /// The authenticated client, if any.
-    pub fn who(&self, peer: &Peer, headers: &HeaderMap) -> Option<Bearer> {
+    pub fn who(&self, peer: &Peer, headers: &HeaderMap) -> Option<TokenOwner> {
         self.bearer(peer, headers).ok()
     }
 
     /// The client, by a token, else by a certificate with the name of a node.
-    fn bearer(&self, peer: &Peer, headers: &HeaderMap) -> Result<Bearer, Problem> {
+    fn bearer(&self, peer: &Peer, headers: &HeaderMap) -> Result<TokenOwner, Problem> {
         let bearer = self.shown(peer, headers)?;
         peer.standing.prove();
         Ok(bearer)
     }
 
-    fn shown(&self, peer: &Peer, headers: &HeaderMap) -> Result<Bearer, Problem> {
+    fn shown(&self, peer: &Peer, headers: &HeaderMap) -> Result<TokenOwner, Problem> {
         let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         if let Some(token) = shown.and_then(|shown| shown.strip_prefix("Bearer ")) {
             return self.people.token(token.trim())?.ok_or_else(unknown);
@@ -98,7 +98,7 @@ impl Api {
             let names = certificate.common_name.iter().chain(&certificate.dns_names);
             for name in names.filter(|name| certificate.is_for(name)) {
                 if self.people.is_node(name)? {
-                    return Ok(Bearer::Node(name.clone()));
+                    return Ok(TokenOwner::Node(name.clone()));
                 }
             }
         }
@@ -146,7 +146,7 @@ impl Api {
     /// What would be misread waits on its node, which is here all the same.
     fn misread(&self, node: &str, received_ns: i64, what: String) -> Problem {
         self.incompatible.note(node, Some(&Trouble::Misread(what.clone())));
-        self.keeper.saw(node, received_ns);
+        self.cluster_writer.saw(node, received_ns);
         Problem::later(StatusCode::CONFLICT, what)
     }
 }
@@ -157,7 +157,7 @@ pub fn router(api: Arc<Api>, layouts: Vec<Layout>, systems: Vec<System>) -> Rout
     let (query, answers) = (Arc::clone(&api.query), Arc::clone(&api.answers));
     let admission = Arc::clone(&api.admission);
     let annotates: Arc<dyn Annotates + Send + Sync> = Arc::<Api>::clone(&api);
-    let live = Arc::new(met_web::api::Live::new(Arc::clone(api.keeper.hub())));
+    let live = Arc::new(met_web::api::Live::new(Arc::clone(api.cluster_writer.hub())));
     let asked = Arc::new(met_web::api::Api {
         query,
         admission,
@@ -199,7 +199,7 @@ async fn batches(
     body: Body,
 ) -> Result<Response, Problem> {
     let received_ns = now_ns();
-    let Bearer::Node(node) = api.bearer(&peer, &headers)? else {
+    let TokenOwner::Node(node) = api.bearer(&peer, &headers)? else {
         return Err(Problem::new(
             StatusCode::FORBIDDEN,
             "only nodes may send batches; this is another kind of token",
@@ -240,14 +240,14 @@ async fn batches(
     let over = batch.records.iter().filter(|record| !record.state.is_live());
     let over: Vec<JobKey> = over.map(|record| record.key.clone()).collect();
     let offset = headers.get("Met-Clock-Offset-Ns").and_then(|offset| offset.to_str().ok()?.parse().ok());
-    let kept = api.keeper.keep(batch, packed, received_ns, offset).map_err(|_| Problem::busy())?;
+    let kept = api.cluster_writer.keep(batch, packed, received_ns, offset).map_err(|_| Problem::busy())?;
     match kept.await {
         Ok(Err(Refusal::Denied(why))) => Err(api.denied(&node, &peer, &why)),
         Ok(Ok(())) => {
             let spool = headers.get(Spool::HEADER).and_then(|spool| spool.to_str().ok()?.parse().ok());
-            api.keeper.latest().note_spool(&node, spool);
-            api.keeper.watching().ended(&node, &over);
-            let watched = api.keeper.watching().of(&node, Instant::now());
+            api.cluster_writer.latest().note_spool(&node, spool);
+            api.cluster_writer.watching().ended(&node, &over);
+            let watched = api.cluster_writer.watching().of(&node, Instant::now());
             Ok(Json(Acknowledgement { sequence, now_ns: now_ns(), watched }).into_response())
         }
         Ok(Err(refusal @ Refusal::Stranger(_))) => Err(Problem::new(StatusCode::FORBIDDEN, refusal)),
@@ -347,7 +347,7 @@ impl Api {
         work: impl FnOnce(&mut Writer) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (say, said) = mpsc::sync_channel(1);
-        let order = self.keeper.try_with_writer(move |writer| {
+        let order = self.cluster_writer.try_with_writer(move |writer| {
             let _ = say.send(work(writer));
             Vec::new()
         });
@@ -377,9 +377,9 @@ async fn whoami(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let (kind, name) = match api.bearer(&peer, &headers)? {
-        Bearer::Node(name) => ("node", name),
-        Bearer::User(name) => ("user", name),
-        Bearer::Operator(name) => ("operator", name),
+        TokenOwner::Node(name) => ("node", name),
+        TokenOwner::User(name) => ("user", name),
+        TokenOwner::Operator(name) => ("operator", name),
     };
     Ok(Json(json!({ "kind": kind, "name": name, "now_ns": now_ns() })).into_response())
 }
@@ -400,7 +400,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::access;
-    use super::super::keeper::tests::{plan, record};
+    use super::super::cluster_writer::tests::{plan, record};
     use super::super::{ClusterView, Latest};
     use super::*;
     use met_store::cluster::Log;
@@ -446,20 +446,20 @@ mod tests {
         fn new() -> Served {
             let state = tempfile::tempdir().unwrap();
             let mut log = Log::open(state.path()).unwrap();
-            let mut headers = |bearer: Bearer| {
+            let mut headers = |bearer: TokenOwner| {
                 let token = access::enroll(&mut log, &bearer, 1, false).unwrap();
                 let value = HeaderValue::try_from(format!("Bearer {token}")).unwrap();
                 HeaderMap::from_iter([(header::AUTHORIZATION, value)])
             };
-            let node = headers(Bearer::Node("n1".to_owned()));
-            let operator = headers(Bearer::Operator("op".to_owned()));
-            let keeper = Keeper::start(plan(state.path())).unwrap();
+            let node = headers(TokenOwner::Node("n1".to_owned()));
+            let operator = headers(TokenOwner::Operator("op".to_owned()));
+            let cluster_writer = ClusterWriter::start(plan(state.path())).unwrap();
             let (large, query) = one_large_job();
             let people = Arc::new(People::new(log, Vec::new(), Arc::default()));
             let directory: Arc<dyn Directory> = Arc::<People>::clone(&people);
             let login = met_config::Login::default();
             let logins = Logins::open(&login, false, directory, Arc::default(), None).unwrap();
-            let mut api = Api::new(keeper, people, Arc::new(logins), Incompatible::default(), query);
+            let mut api = Api::new(cluster_writer, people, Arc::new(logins), Incompatible::default(), query);
             api.answers = Arc::new(Answers::within(Duration::from_millis(50)));
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
             Served { api: Arc::new(api), node, operator, runtime, _folders: [state, large] }
@@ -497,7 +497,7 @@ mod tests {
         let served = Served::new();
         let before_ns = now_ns();
         let problem = served.send(packed).unwrap_err();
-        served.api.keeper.move_all();
+        served.api.cluster_writer.move_all();
         let nodes = served.api.people.log().unwrap().nodes().unwrap();
         let is_here = nodes[0].seen_ns.is_some_and(|seen_ns| seen_ns >= before_ns);
         (problem, is_here.then(|| served.api.incompatible.of("n1")).flatten())
@@ -558,19 +558,19 @@ mod tests {
         let request = Request::Annotate { key, change: AnnotationChange::default() };
         let (begun, is_begun) = std::sync::mpsc::sync_channel(1);
         let (release, wait) = std::sync::mpsc::sync_channel::<()>(1);
-        served.api.keeper.with_writer(move |_| {
+        served.api.cluster_writer.with_writer(move |_| {
             begun.send(()).unwrap();
             let _ = wait.recv();
             Vec::new()
         });
         is_begun.recv().unwrap();
-        while served.api.keeper.try_with_writer(|_| Vec::new()).is_ok() {}
+        while served.api.cluster_writer.try_with_writer(|_| Vec::new()).is_ok() {}
         let refused = served.asked(&request).unwrap();
         assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(refused.headers().contains_key("retry-after"), "{refused:?}");
         assert!(served.ask().is_ok());
         release.send(()).unwrap();
-        served.api.keeper.move_all();
+        served.api.cluster_writer.move_all();
         let body = served.asked(&request).unwrap().into_body();
         let body = served.runtime.block_on(to_bytes(body, 1 << 20)).unwrap();
         assert!(String::from_utf8_lossy(&body).contains("no such job"), "{body:?}");
@@ -592,9 +592,12 @@ mod tests {
         let key = record("slurm", "7", 1_794_700_800, JobState::Running, 1).key;
         let on_node = |node: &str| JobKey { cluster: Some(node.to_owned()), ..key.clone() };
         let parts = [on_node("n1"), on_node("n2")];
-        served.api.keeper.watching().watch(&Viewer::Everything, &parts, Instant::now());
-        let told = reply(2);
-        assert_eq!((fields(&told), &told["watched"]), ("sequence now_ns watched".to_owned(), &json!([key])));
+        served.api.cluster_writer.watching().watch(&Viewer::Everything, &parts, Instant::now());
+        let reported = reply(2);
+        assert_eq!(
+            (fields(&reported), &reported["watched"]),
+            ("sequence now_ns watched".to_owned(), &json!([key]))
+        );
     }
 
     #[test]

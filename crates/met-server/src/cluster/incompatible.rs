@@ -11,7 +11,7 @@ use met_wire::schema::{Compared, Meaning};
 /// More nodes than any cluster has.
 const NODES_MAX: usize = 100_000;
 /// At most this much of an ignored item is reported.
-const TOLD_MAX: usize = 5;
+const REPORTED_MAX: usize = 5;
 /// A refused sender retries within a minute or two.
 const CONFLICT_HOLDS: Duration = Duration::from_secs(180);
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -113,7 +113,7 @@ fn trouble(
             0 => format!("table {name}"),
             columns => format!("{columns} columns of {name}"),
         })
-        .take(TOLD_MAX)
+        .take(REPORTED_MAX)
         .collect();
     Some(Trouble::PassedOver(format!(
         "this server, version {VERSION}, ignores what it does not know: {}",

@@ -12,7 +12,7 @@ use met_core::job_table::{
 };
 use met_core::listing::FIGURES;
 use met_core::node_health::{NodeHealth, Spool};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{Across, FastMap, JOB, Kind, MISSING};
 use met_query::machine_now::{CpuAt, MachineNow};
 use met_store::LiveFigures;
@@ -99,15 +99,15 @@ impl Latest {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes up the last sample of a course. A figure that is read now and then stays until the next reading.
-    pub fn learn(&self, key: &JobKey, course: &Course) {
-        let Some((&time_ms, last)) = course.times_ms.last().zip(course.len().checked_sub(1)) else { return };
+    /// Takes up the last sample of a series. A figure that is read now and then stays until the next reading.
+    pub fn learn(&self, key: &JobKey, series: &Series) {
+        let Some((&time_ms, last)) = series.times_ms.last().zip(series.len().checked_sub(1)) else { return };
         let jobs = &mut self.lock().jobs;
-        let highest = |of: usize| course.maximum(of).unwrap_or(MISSING);
+        let highest = |of: usize| series.maximum(of).unwrap_or(MISSING);
         if let Some(known) = jobs.get_mut(key) {
             if known.time_ms <= time_ms {
                 known.time_ms = time_ms;
-                for (cell, column) in known.cells.iter_mut().zip(&course.columns) {
+                for (cell, column) in known.cells.iter_mut().zip(&series.columns) {
                     let newest = column.iter().rev().copied().find(|&cell| cell != MISSING);
                     *cell = newest.unwrap_or(*cell);
                 }
@@ -119,7 +119,7 @@ impl Latest {
             return;
         }
         if jobs.len() < JOBS_MAX {
-            let mut cells: Box<[i64]> = course.columns.iter().map(|column| column[last]).collect();
+            let mut cells: Box<[i64]> = series.columns.iter().map(|column| column[last]).collect();
             PEAKS.into_iter().for_each(|(peak, of)| cells[peak] = cells[peak].max(highest(of)));
             jobs.insert(key.clone(), Sample { time_ms, cells, totals: None });
         }
@@ -160,14 +160,14 @@ impl Latest {
     }
 
     /// Takes the newest samples of a machine.
-    pub fn learn_machine(&self, node: &str, course: &Course) {
+    pub fn learn_machine(&self, node: &str, series: &Series) {
         let known = &mut self.lock().machines;
         let before = known.get(node);
-        let Some(&time_ms) = course.times_ms.last() else { return };
+        let Some(&time_ms) = series.times_ms.last() else { return };
         // What waited on the node comes after what is newer, too.
         let is_new = before.is_none_or(|before| before.time_ms < time_ms);
         if is_new && (known.len() < NODES_MAX || before.is_some()) {
-            let (now, cpu) = MachineNow::of(course, before.and_then(|before| before.cpu));
+            let (now, cpu) = MachineNow::of(series, before.and_then(|before| before.cpu));
             known.insert(node.to_owned(), MachineAt { time_ms, now, cpu });
         }
     }
@@ -344,14 +344,14 @@ mod tests {
 
     use super::*;
 
-    fn course(samples: &[(i64, i64, i64)]) -> Course {
-        let mut course = Course::new(&JOB);
+    fn series(samples: &[(i64, i64, i64)]) -> Series {
+        let mut series = Series::new(&JOB);
         for &(time_ms, cpu, memory) in samples {
             let mut cells = vec![MISSING; JOB.columns.len()];
             (cells[CPU], cells[MEMORY_NEEDED]) = (cpu, memory);
-            course.push(time_ms, &cells);
+            series.push(time_ms, &cells);
         }
-        course
+        series
     }
 
     #[test]
@@ -359,13 +359,13 @@ mod tests {
         use met_sources::node::{LOAD_1, TABLE};
         let latest = Latest::default();
         let loads = |loads: &[(i64, i64)]| {
-            let mut course = Course::new(&TABLE);
+            let mut series = Series::new(&TABLE);
             for &(time_ms, load) in loads {
                 let mut cells = vec![MISSING; TABLE.columns.len()];
                 cells[LOAD_1] = load;
-                course.push(time_ms, &cells);
+                series.push(time_ms, &cells);
             }
-            course
+            series
         };
         let shown = |now_ms: i64| latest.machine("n1", now_ms).load.is_some();
         assert!(!shown(0), "unknown is not 0");
@@ -409,10 +409,10 @@ mod tests {
         let latest = Latest::default();
         let key =
             JobKey { cluster: Some("n1".into()), manager: "local".into(), id: "1".into(), incarnation: 1 };
-        latest.learn(&key, &course(&[(1000, 1, 50), (2000, 2, MISSING)]));
-        latest.learn(&key, &course(&[(3000, 3, 60), (4000, 4, MISSING)]));
-        latest.learn(&key, &course(&[(500, 0, 10)]));
-        latest.learn(&key, &course(&[]));
+        latest.learn(&key, &series(&[(1000, 1, 50), (2000, 2, MISSING)]));
+        latest.learn(&key, &series(&[(3000, 3, 60), (4000, 4, MISSING)]));
+        latest.learn(&key, &series(&[(500, 0, 10)]));
+        latest.learn(&key, &series(&[]));
         let sample = latest.get(&key).unwrap();
         assert_eq!((sample.time_ms, sample.cells[CPU], sample.cells[MEMORY_NEEDED]), (4000, 4, 60));
         assert_eq!((sample.cells[MEMORY_NEEDED_PEAK], sample.cells[GPU_MEMORY_PEAK]), (60, MISSING));
@@ -429,10 +429,10 @@ mod tests {
             id: "1".into(),
             incarnation: 1,
         });
-        latest.learn(&keys[0], &course(&[(95_000, 95, 1)]));
-        latest.learn(&keys[1], &course(&[(101_000, 101, 1)]));
+        latest.learn(&keys[0], &series(&[(95_000, 95, 1)]));
+        latest.learn(&keys[1], &series(&[(101_000, 101, 1)]));
         let mut record =
-            crate::cluster::keeper::tests::record("slurm", "1", 0, met_core::job::State::Running, 0);
+            crate::cluster::cluster_writer::tests::record("slurm", "1", 0, met_core::job::State::Running, 0);
         latest.complete(&keys, &mut record);
         assert_eq!((record.totals.get(CPU), record.as_of_ns), (Some(196), Some(98_000_000_000)));
         latest.complete(&keys[2..], &mut record);
@@ -463,21 +463,26 @@ mod tests {
             incarnation: 1,
         });
         let completed = |keys: &[JobKey]| {
-            let mut record =
-                crate::cluster::keeper::tests::record("slurm", "1", 0, met_core::job::State::Running, 0);
+            let mut record = crate::cluster::cluster_writer::tests::record(
+                "slurm",
+                "1",
+                0,
+                met_core::job::State::Running,
+                0,
+            );
             latest.complete(keys, &mut record);
             let cpu = record.totals.figure(CPU).map(|cpu| (cpu.value, cpu.kind, cpu.source.to_string()));
             let memory = record.summaries.get(MEMORY_NEEDED).map(|memory| memory.mean);
             (cpu, memory, record.totals.get(CORES_PEAK), record.emission.is_some())
         };
         latest.stand(&keys[0], &interim(&keys[0], QualityKind::Measured, 5.0));
-        latest.learn(&keys[0], &course(&[(1000, 3, 1)]));
+        latest.learn(&keys[0], &series(&[(1000, 3, 1)]));
         let unsaid = Some((3, QualityKind::Sampled, LAST_SAMPLE.to_owned()));
         assert_eq!(completed(&keys[..1]), (unsaid, None, None, false), "no totals without a sample");
         latest.stand(&keys[0], &interim(&keys[0], QualityKind::Measured, 5.0));
         let one = Some((3, QualityKind::Measured, "cgroup".to_owned()));
         assert_eq!(completed(&keys[..1]), (one, Some(5.0), Some(1500), true));
-        latest.learn(&keys[1], &course(&[(1000, 4, 1)]));
+        latest.learn(&keys[1], &series(&[(1000, 4, 1)]));
         let half = Some((7, QualityKind::Sampled, "cgroup".to_owned()));
         assert_eq!(completed(&keys), (half, None, None, false), "one of two says nothing");
         latest.stand(&keys[1], &interim(&keys[1], QualityKind::Estimated, 6.0));

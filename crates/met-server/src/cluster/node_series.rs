@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use met_core::Table;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_query::query::NodeSpan;
 use met_store::cluster::Log;
 use met_store::{NodePart, Reader, StoreError, node_on};
 use met_wire::batch::{NodeBatch, Subject};
 
-use super::keeper::gather;
+use super::cluster_writer::gather;
 use super::view::{ClusterView, between};
 
 /// The span read first; it doubles as long as the page has room, since the density of samples is unknown.
@@ -21,10 +21,10 @@ struct Kept<'v> {
     node: &'v str,
     tables: &'v [&'static Table],
     store: Reader,
-    waiting: BTreeMap<NodePart, Course>,
+    waiting: BTreeMap<NodePart, Series>,
 }
 
-/// The courses of all parts of a node, from and to these times: the first `samples_max` of them, and more only if
+/// The series of all parts of a node, from and to these times: the first `samples_max` of them, and more only if
 /// they are of one moment.
 pub(super) fn node_page(
     view: &ClusterView,
@@ -37,15 +37,15 @@ pub(super) fn node_page(
     let waiting = waiting(&Log::open_for_reading(&view.state)?, node, tables)?;
     let store = Reader::open_without_space(&view.state, &view.backends)?;
     let kept = Kept { node, tables, store, waiting };
-    let mut courses: BTreeMap<NodePart, Course> = BTreeMap::new();
+    let mut all_series: BTreeMap<NodePart, Series> = BTreeMap::new();
     let (mut from_ms, mut span_ms) = (begin_ms, SPAN_MS);
     let mut before = 0;
     while from_ms <= end_ms {
         let to_ms = end_ms.min(from_ms.saturating_add(span_ms - 1));
-        kept.add(from_ms, to_ms, &mut courses)?;
-        let samples = courses.values().map(Course::len).sum();
+        kept.add(from_ms, to_ms, &mut all_series)?;
+        let samples = all_series.values().map(Series::len).sum();
         if samples >= samples_max {
-            return Ok(cut(courses, samples_max, to_ms));
+            return Ok(cut(all_series, samples_max, to_ms));
         }
         let next_ms = to_ms.saturating_add(1);
         // Where there was nothing there may be nothing for years.
@@ -53,14 +53,14 @@ pub(super) fn node_page(
         let Some(first_ms) = first_ms.filter(|_| to_ms < end_ms) else { break };
         (from_ms, span_ms, before) = (first_ms, SPAN_MS_MAX.min(span_ms * 2), samples);
     }
-    Ok(NodeSpan { courses: courses.into_iter().collect(), until_ms: None })
+    Ok(NodeSpan { all_series: all_series.into_iter().collect(), until_ms: None })
 }
 
 fn waiting(
     log: &Log,
     node: &str,
     tables: &[&'static Table],
-) -> Result<BTreeMap<NodePart, Course>, StoreError> {
+) -> Result<BTreeMap<NodePart, Series>, StoreError> {
     let named = |name: &str| tables.iter().find(|table| table.name == name).copied();
     let mut found = HashMap::new();
     for (_, data) in log.waiting(node)? {
@@ -68,8 +68,8 @@ fn waiting(
         batch.pieces.retain(|piece| matches!(piece.subject, Subject::Node(_)));
         gather(batch.pieces, named, &mut found);
     }
-    let part = |((subject, table), course): ((Subject, &str), Course)| match subject {
-        Subject::Node(part) => Some((NodePart { table: table.to_owned(), part }, course)),
+    let part = |((subject, table), series): ((Subject, &str), Series)| match subject {
+        Subject::Node(part) => Some((NodePart { table: table.to_owned(), part }, series)),
         _ => None,
     };
     Ok(found.into_iter().filter_map(part).collect())
@@ -79,9 +79,9 @@ impl Kept<'_> {
     /// From when on there may be samples, if there are any.
     fn first_ms(&self, begin_ms: i64, end_ms: i64) -> Result<Option<i64>, StoreError> {
         let stored = self.store.node_begin_on(self.node, self.tables, begin_ms, end_ms)?;
-        let later = |course: &Course| {
-            let at = course.times_ms.partition_point(|&time| time < begin_ms);
-            course.times_ms.get(at).copied().filter(|&time| time <= end_ms)
+        let later = |series: &Series| {
+            let at = series.times_ms.partition_point(|&time| time < begin_ms);
+            series.times_ms.get(at).copied().filter(|&time| time <= end_ms)
         };
         Ok(self.waiting.values().filter_map(later).chain(stored).min())
     }
@@ -91,35 +91,35 @@ impl Kept<'_> {
         &self,
         begin_ms: i64,
         end_ms: i64,
-        courses: &mut BTreeMap<NodePart, Course>,
+        all_series: &mut BTreeMap<NodePart, Series>,
     ) -> Result<(), StoreError> {
-        let mut add = |part: NodePart, more: Course| {
+        let mut add = |part: NodePart, more: Series| {
             if !more.is_empty() {
-                courses.entry(part).or_insert_with(|| Course::new(more.table)).append(&more);
+                all_series.entry(part).or_insert_with(|| Series::new(more.table)).append(&more);
             }
         };
         for part in self.store.node_parts_on(self.node, self.tables, begin_ms, end_ms)? {
             let Some(table) = self.tables.iter().find(|table| table.name == part.table) else { continue };
-            let course =
+            let series =
                 self.store.series_between(&node_on(self.node, &part.part), table, begin_ms, end_ms)?;
-            add(part, course);
+            add(part, series);
         }
-        for (part, course) in &self.waiting {
-            add(part.clone(), between(course, begin_ms, end_ms));
+        for (part, series) in &self.waiting {
+            add(part.clone(), between(series, begin_ms, end_ms));
         }
         Ok(())
     }
 }
 
-/// The first samples, all of a moment or none; these courses are whole up to `whole_ms`.
-fn cut(courses: BTreeMap<NodePart, Course>, samples_max: usize, whole_ms: i64) -> NodeSpan {
-    let mut times_ms: Vec<i64> = courses.values().flat_map(|course| &course.times_ms).copied().collect();
+/// The first samples, all of a moment or none; these series are whole up to `whole_ms`.
+fn cut(all_series: BTreeMap<NodePart, Series>, samples_max: usize, whole_ms: i64) -> NodeSpan {
+    let mut times_ms: Vec<i64> = all_series.values().flat_map(|series| &series.times_ms).copied().collect();
     times_ms.sort_unstable();
     let until_ms = match (times_ms.first(), times_ms.get(samples_max)) {
         (Some(first_ms), Some(beyond_ms)) => (beyond_ms - 1).max(*first_ms),
         _ => whole_ms,
     };
-    let first = |(part, course): (NodePart, Course)| (part, between(&course, i64::MIN, until_ms));
-    let courses = courses.into_iter().map(first).filter(|(_, course)| !course.is_empty()).collect();
-    NodeSpan { courses, until_ms: Some(until_ms) }
+    let first = |(part, series): (NodePart, Series)| (part, between(&series, i64::MIN, until_ms));
+    let all_series = all_series.into_iter().map(first).filter(|(_, series)| !series.is_empty()).collect();
+    NodeSpan { all_series, until_ms: Some(until_ms) }
 }

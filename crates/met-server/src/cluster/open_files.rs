@@ -96,13 +96,13 @@ mod tests {
     use std::path::Path;
 
     use met_store::Backends;
-    use met_store::cluster::Bearer;
+    use met_store::cluster::TokenOwner;
 
     use super::*;
 
     fn enroll(state: &Path, node: &str) {
         let mut log = Log::open(state).unwrap();
-        log.enroll(&Bearer::Node(node.to_owned()), node.as_bytes(), 1, false).unwrap();
+        log.enroll(&TokenOwner::Node(node.to_owned()), node.as_bytes(), 1, false).unwrap();
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use axum::http::StatusCode;
 use met_query::viewer::Viewer;
 use met_store::StoreError;
-use met_store::cluster::{Bearer, Log};
+use met_store::cluster::{Log, TokenOwner};
 use met_web::api::Admitted;
 use met_web::login::{Directory, Person, Proof};
 use met_web::problem::Problem;
@@ -33,7 +33,7 @@ impl People {
         Ok(log)
     }
 
-    pub(super) fn token(&self, token: &str) -> Result<Option<Bearer>, Problem> {
+    pub(super) fn token(&self, token: &str) -> Result<Option<TokenOwner>, Problem> {
         access::bearer(&*self.log()?, token).map_err(failed)
     }
 
@@ -42,21 +42,21 @@ impl People {
     }
 
     /// Whom a password, a proxy or a provider names.
-    pub(super) fn named(&self, name: &str) -> Bearer {
+    pub(super) fn named(&self, name: &str) -> TokenOwner {
         match self.operators.iter().any(|operator| operator == name) {
-            true => Bearer::Operator(name.to_owned()),
-            false => Bearer::User(name.to_owned()),
+            true => TokenOwner::Operator(name.to_owned()),
+            false => TokenOwner::User(name.to_owned()),
         }
     }
 
-    pub(super) fn admit(&self, bearer: &Bearer) -> Result<Admitted, Problem> {
+    pub(super) fn admit(&self, bearer: &TokenOwner) -> Result<Admitted, Problem> {
         match bearer {
-            Bearer::User(name) => {
+            TokenOwner::User(name) => {
                 let viewer = Viewer::User { name: name.clone(), accounts: self.accounts.of(name) };
                 Ok(Admitted { viewer, ..Admitted::user(name) })
             }
-            Bearer::Operator(name) => Ok(Admitted::operator(name)),
-            Bearer::Node(_) => Err(Problem::new(
+            TokenOwner::Operator(name) => Ok(Admitted::operator(name)),
+            TokenOwner::Node(_) => Err(Problem::new(
                 StatusCode::FORBIDDEN,
                 "this is a node's token; met server enroll --user prints one for queries",
             )),

@@ -9,7 +9,7 @@ use met_core::job::{JobKey, Record, State};
 use met_core::listing::Cursor;
 use met_core::queue::Queue;
 use met_core::reaction::Reaction;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::usage::{Usage, UsageAsk};
 use met_core::{JOB, Table, gpu};
 use met_query::jobs::{self, JobRef, JobsFilter};
@@ -25,7 +25,7 @@ use met_query::viewer::Viewer;
 use met_store::cluster::Node;
 use met_store::{Page, StoreError};
 
-use super::keeper::now_ns;
+use super::cluster_writer::now_ns;
 use super::node_series::node_page;
 use super::view::ClusterView;
 
@@ -62,12 +62,12 @@ impl Query for ClusterView {
         Ok(Page { jobs: self.with_figures(found)?, next })
     }
 
-    fn course(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Course> {
-        let Some(record) = self.visible(viewer, key)? else { return Ok(Course::new(&JOB)) };
+    fn series(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Series> {
+        let Some(record) = self.visible(viewer, key)? else { return Ok(Series::new(&JOB)) };
         self.note_interest(viewer, [&record]);
-        let mut course = self.course_after(key, after_ms)?;
-        course.truncate(PAGE_SAMPLES);
-        Ok(course)
+        let mut series = self.series_of_job_after(key, after_ms)?;
+        series.truncate(PAGE_SAMPLES);
+        Ok(series)
     }
 
     fn job_series(
@@ -77,25 +77,25 @@ impl Query for ClusterView {
         table: &'static Table,
         part: &str,
         after_ms: i64,
-    ) -> Result<Course> {
-        let Some(record) = self.visible(viewer, key)? else { return Ok(Course::new(table)) };
+    ) -> Result<Series> {
+        let Some(record) = self.visible(viewer, key)? else { return Ok(Series::new(table)) };
         self.note_interest(viewer, [&record]);
-        let mut course = match table.name == JOB.name {
-            true => self.course_on_node(key, part, after_ms)?,
+        let mut series = match table.name == JOB.name {
+            true => self.series_on_node(key, part, after_ms)?,
             false => self.series_after(key, table, part, after_ms)?,
         };
-        course.truncate(PAGE_SAMPLES);
-        Ok(course)
+        series.truncate(PAGE_SAMPLES);
+        Ok(series)
     }
 
-    fn card_course(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Course> {
-        let nothing = Course::new(&gpu::card::TABLE);
+    fn gpu_series(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Series> {
+        let nothing = Series::new(&gpu::device::TABLE);
         let Some(record) = self.visible(viewer, key)? else { return Ok(nothing) };
         let held = self.ask(|store| jobs::held(store, key, uuid, after_ms))?;
         let Some((begin_ms, end_ms)) = held else { return Ok(nothing) };
-        let mut course = self.course_of_card(&record.nodes, uuid, begin_ms, end_ms)?;
-        course.truncate(PAGE_SAMPLES);
-        Ok(course)
+        let mut series = self.series_of_gpu(&record.nodes, uuid, begin_ms, end_ms)?;
+        series.truncate(PAGE_SAMPLES);
+        Ok(series)
     }
 
     fn memberships(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Membership>> {
@@ -157,7 +157,7 @@ impl Query for ClusterView {
         Ok(self.known_nodes()?.into_iter().map(status).collect())
     }
 
-    fn node_courses(&self, node: &str, after_ms: i64) -> Result<Option<NodeSpan>> {
+    fn node_series(&self, node: &str, after_ms: i64) -> Result<Option<NodeSpan>> {
         if !self.knows_node(node)? {
             return Ok(None);
         }

@@ -26,7 +26,7 @@ const UNITS: usize = 1024;
 /// How long a batch that has arrived waits for others to be unpacked.
 const UNPACK_WITHIN: Duration = Duration::from_secs(10);
 
-pub struct Room {
+pub struct ReceiveMemory {
     nodes: Arc<Mutex<HashMap<String, usize>>>,
     received: Arc<Semaphore>,
     /// One body more than fits: where all wait for each other, one of them gets through.
@@ -35,9 +35,9 @@ pub struct Room {
     body_within: Duration,
 }
 
-impl Default for Room {
-    fn default() -> Room {
-        Room {
+impl Default for ReceiveMemory {
+    fn default() -> ReceiveMemory {
+        ReceiveMemory {
             nodes: Arc::default(),
             received: Arc::new(Semaphore::new(RECEIVED_BYTES_MAX)),
             extra: Arc::new(Semaphore::new(1)),
@@ -85,7 +85,7 @@ pub enum NotReceived {
     TooLong,
 }
 
-impl Room {
+impl ReceiveMemory {
     /// `None` if the node is sending as many as it may.
     pub fn enter(&self, node: &str) -> Option<Place> {
         let mut nodes = lock(&self.nodes);
@@ -185,7 +185,7 @@ mod tests {
         #[test]
         fn a_server_with_nothing_to_do_has_room_for_a_batch_of_any_size(bytes in 0..=PACKED_BYTES_MAX) {
             block_on(async {
-                let room = Room::default();
+                let room = ReceiveMemory::default();
                 let place = room.enter("n1");
                 let received = room.receive(Body::from(vec![0; bytes]), bytes).await.unwrap();
                 prop_assert_eq!(received.bytes.len(), bytes);
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn a_slow_sender_holds_what_arrived_and_is_dropped_after_a_while() {
         block_on(async {
-            let room = Room { body_within: Duration::from_millis(50), ..Room::default() };
+            let room = ReceiveMemory { body_within: Duration::from_millis(50), ..ReceiveMemory::default() };
             let mut slow = Box::pin(room.receive(stalling(100_000), 200_000));
             std::future::poll_fn(|context| {
                 assert!(slow.as_mut().poll(context).is_pending());
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn one_body_gets_through_though_others_that_stall_hold_all_room() {
         block_on(async {
-            let room = Room::default();
+            let room = ReceiveMemory::default();
             let stalled = RECEIVED_BYTES_MAX / (PACKED_BYTES_MAX - 1);
             let all = (0..=stalled).map(|_| room.receive(stalling(PACKED_BYTES_MAX - 1), PACKED_BYTES_MAX));
             let mut all: Vec<_> = all.map(Box::pin).collect();
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_node_sends_a_few_at_once_and_others_are_not_counted_with_it() {
-        let room = Room::default();
+        let room = ReceiveMemory::default();
         let places: Vec<Place> = (0..BODIES_PER_NODE).filter_map(|_| room.enter("n1")).collect();
         assert!(places.len() == BODIES_PER_NODE && room.enter("n1").is_none() && room.enter("n2").is_some());
         drop(places);

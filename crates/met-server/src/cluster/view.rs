@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use met_core::cluster_job::together;
 use met_core::job::{JobKey, Record};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, Table, event, gpu};
 use met_query::viewer::Viewer;
 use met_store::cluster::{Log, Node};
 use met_store::{Backends, Filter, LiveFigures, LiveJobs, Page, Reader, RunningJobs, StoreError, device_on};
 use met_wire::batch::Subject;
 
+use super::cluster_writer::{add_waiting, part_keys, part_series, series_key};
 use super::incompatible::Incompatible;
-use super::keeper::{add_waiting, part_keys, part_series, series_key};
 use super::latest::Latest;
 use super::open_files::OpenFiles;
 use super::watching::Watching;
@@ -150,8 +150,8 @@ impl ClusterView {
         self.lists.files.with_log(self, |log| part_series(log, key))
     }
 
-    /// The course of a job, of all its nodes together, after a time.
-    pub fn course_after(&self, key: &JobKey, after_ms: i64) -> Result<Course, StoreError> {
+    /// The series of a job, of all its nodes together, after a time.
+    pub fn series_of_job_after(&self, key: &JobKey, after_ms: i64) -> Result<Series, StoreError> {
         self.series_after(key, &JOB, "", after_ms)
     }
 
@@ -162,80 +162,80 @@ impl ClusterView {
         table: &'static Table,
         part: &str,
         after_ms: i64,
-    ) -> Result<Course, StoreError> {
+    ) -> Result<Series, StoreError> {
         let of_all = |_: &str| true;
-        let courses = self.courses_of_nodes(key, table, part, of_all)?;
-        if courses.is_empty() {
-            return Ok(Course::new(table));
+        let all_series = self.series_of_nodes(key, table, part, of_all)?;
+        if all_series.is_empty() {
+            return Ok(Series::new(table));
         }
-        Ok(between(&together(&courses, self.gap_ms), after_ms.saturating_add(1), i64::MAX))
+        Ok(between(&together(&all_series, self.gap_ms), after_ms.saturating_add(1), i64::MAX))
     }
 
-    /// The course of a job on one of its nodes.
-    pub fn course_on_node(&self, key: &JobKey, node: &str, after_ms: i64) -> Result<Course, StoreError> {
-        let courses = self.courses_of_nodes(key, &JOB, "", |known| known == node)?;
-        let course = courses.into_iter().next().unwrap_or_else(|| Course::new(&JOB));
-        Ok(between(&course, after_ms.saturating_add(1), i64::MAX))
+    /// The series of a job on one of its nodes.
+    pub fn series_on_node(&self, key: &JobKey, node: &str, after_ms: i64) -> Result<Series, StoreError> {
+        let all_series = self.series_of_nodes(key, &JOB, "", |known| known == node)?;
+        let series = all_series.into_iter().next().unwrap_or_else(|| Series::new(&JOB));
+        Ok(between(&series, after_ms.saturating_add(1), i64::MAX))
     }
 
-    fn courses_of_nodes(
+    fn series_of_nodes(
         &self,
         key: &JobKey,
         table: &'static Table,
         part: &str,
         is_wanted: impl Fn(&str) -> bool,
-    ) -> Result<Vec<Course>, StoreError> {
+    ) -> Result<Vec<Series>, StoreError> {
         let (log, store) =
             (Log::open_for_reading(&self.state)?, Reader::open_without_space(&self.state, &self.backends)?);
-        let mut courses = Vec::new();
+        let mut all_series = Vec::new();
         for (node, key) in part_keys(&log, key)?.into_iter().filter(|(node, _)| is_wanted(node)) {
             // What waits first: what is moved between the two is then in both and not in neither.
             let waiting = log.waiting(&node)?;
             let of_node = series_key(&node, &key);
-            let mut course = store.job_series_between(&of_node, table, part, i64::MIN, i64::MAX)?;
+            let mut series = store.job_series_between(&of_node, table, part, i64::MIN, i64::MAX)?;
             for (_, data) in waiting {
-                add_waiting(&data, &Subject::Job(event::series_key(&key, part)), &mut course);
+                add_waiting(&data, &Subject::Job(event::series_key(&key, part)), &mut series);
             }
-            courses.push(course);
+            all_series.push(series);
         }
-        Ok(courses)
+        Ok(all_series)
     }
 
-    /// The course of a card, from and to these times.
-    pub fn course_of_card(
+    /// The series of a GPU, from and to these times.
+    pub fn series_of_gpu(
         &self,
         nodes: &[String],
         uuid: &str,
         begin_ms: i64,
         end_ms: i64,
-    ) -> Result<Course, StoreError> {
+    ) -> Result<Series, StoreError> {
         let (log, store) =
             (Log::open_for_reading(&self.state)?, Reader::open_without_space(&self.state, &self.backends)?);
         let mut waiting = Vec::new();
         for node in nodes {
             waiting.extend(log.waiting(node)?);
         }
-        let mut course = Course::new(&gpu::card::TABLE);
+        let mut series = Series::new(&gpu::device::TABLE);
         for node in nodes {
-            course.append(&store.series_between(
+            series.append(&store.series_between(
                 &device_on(node, uuid),
-                &gpu::card::TABLE,
+                &gpu::device::TABLE,
                 begin_ms,
                 end_ms,
             )?);
         }
         for (_, data) in waiting {
-            add_waiting(&data, &Subject::Device(uuid.to_owned()), &mut course);
+            add_waiting(&data, &Subject::Device(uuid.to_owned()), &mut series);
         }
-        Ok(between(&course, begin_ms, end_ms))
+        Ok(between(&series, begin_ms, end_ms))
     }
 }
 
 /// From and to these times.
-pub(super) fn between(course: &Course, begin_ms: i64, end_ms: i64) -> Course {
-    let begin = course.times_ms.partition_point(|&time| time < begin_ms);
-    let end = course.times_ms.partition_point(|&time| time <= end_ms).max(begin);
-    course.part(begin, end)
+pub(super) fn between(series: &Series, begin_ms: i64, end_ms: i64) -> Series {
+    let begin = series.times_ms.partition_point(|&time| time < begin_ms);
+    let end = series.times_ms.partition_point(|&time| time <= end_ms).max(begin);
+    series.part(begin, end)
 }
 
 #[cfg(test)]

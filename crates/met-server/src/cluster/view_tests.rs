@@ -8,8 +8,8 @@ use met_query::sample_more::SamplesMore;
 use met_query::viewer::Viewer;
 
 use super::*;
-use crate::cluster::Keeper;
-use crate::cluster::keeper::tests::{START_S, piece, record, send, start};
+use crate::cluster::ClusterWriter;
+use crate::cluster::cluster_writer::tests::{START_S, piece, record, send, start};
 
 /// Numbers that look random and are the same in every run.
 struct Dice(u64);
@@ -24,7 +24,7 @@ impl Dice {
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
 /// Jobs of several owners, on one node or two, that run or have ended.
-fn report(dice: &mut Dice, keeper: &Keeper, sequence: &mut u64) {
+fn report(dice: &mut Dice, cluster_writer: &ClusterWriter, sequence: &mut u64) {
     for id in 1..=20 {
         let manager = if dice.below(2) == 0 { LOCAL } else { "slurm" };
         let begun_s = START_S + id % 5;
@@ -37,7 +37,7 @@ fn report(dice: &mut Dice, keeper: &Keeper, sequence: &mut u64) {
             job.allocated.cpus = Some(1 + id % 3);
             let samples = piece(&job.key, START_S + 10 * *sequence as i64, 1 + dice.below(9) as i64);
             *sequence += 1;
-            send(keeper, NODES[(first + node) % 3], *sequence, vec![job], vec![samples]).unwrap();
+            send(cluster_writer, NODES[(first + node) % 3], *sequence, vec![job], vec![samples]).unwrap();
         }
     }
 }
@@ -53,14 +53,14 @@ fn of_records(view: &ClusterView, filter: &Filter) -> Page {
 #[test]
 fn lists_from_rows_in_memory_are_those_of_the_records_for_every_viewer() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, mut view) = start(state.path(), &NODES);
+    let (cluster_writer, mut view) = start(state.path(), &NODES);
     let running = RunningJobs::with_age(Duration::ZERO);
     view.lists = Arc::new(Lists { running, ..Lists::default() });
     let maths = Viewer::User { name: "bob".to_owned(), accounts: vec!["maths".to_owned()] };
     let viewers = [Viewer::Everything, Viewer::user("ada"), maths, Viewer::user("mallory")];
     let (mut dice, mut sequence, mut shown) = (Dice(1), 0, 0);
     for round in 0..3 {
-        report(&mut dice, &keeper, &mut sequence);
+        report(&mut dice, &cluster_writer, &mut sequence);
         for (number, column) in SortColumn::ALL.into_iter().enumerate() {
             let viewer = &viewers[(number + round) % viewers.len()];
             let sort = Some(Sort { column, descending: dice.below(2) == 0 });
@@ -89,13 +89,13 @@ fn lists_from_rows_in_memory_are_those_of_the_records_for_every_viewer() {
         }
     }
     assert!(shown > 300, "{shown}");
-    keeper.stop();
+    cluster_writer.stop();
 }
 
 #[test]
 fn what_a_job_has_become_is_in_the_next_list() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, view) = start(state.path(), &NODES);
+    let (cluster_writer, view) = start(state.path(), &NODES);
     let by_cpu = |viewer: &Viewer| {
         let sort = Some("cpu:desc".parse().unwrap());
         let asked = JobsFilter {
@@ -107,36 +107,38 @@ fn what_a_job_has_become_is_in_the_next_list() {
     };
     let (ada, eve) = (Viewer::user("ada"), Viewer::user("eve"));
     let job = |state: State| record(LOCAL, "1", START_S, state, 5);
-    send(&keeper, "n1", 1, vec![job(State::Running)], Vec::new()).unwrap();
+    send(&cluster_writer, "n1", 1, vec![job(State::Running)], Vec::new()).unwrap();
     assert_eq!((by_cpu(&ada), by_cpu(&eve)), (vec![("1".to_owned(), State::Running)], Vec::new()));
     // Its owner was not known rightly.
     let of_eve = Record { user: Some("eve".to_owned()), ..job(State::Running) };
-    send(&keeper, "n1", 2, vec![of_eve], Vec::new()).unwrap();
+    send(&cluster_writer, "n1", 2, vec![of_eve], Vec::new()).unwrap();
     assert_eq!((by_cpu(&ada), by_cpu(&eve)), (Vec::new(), vec![("1".to_owned(), State::Running)]));
     let end = Record { user: Some("eve".to_owned()), ..job(State::Finished) };
-    send(&keeper, "n1", 3, vec![end], Vec::new()).unwrap();
+    send(&cluster_writer, "n1", 3, vec![end], Vec::new()).unwrap();
     assert_eq!(by_cpu(&eve), [("1".to_owned(), State::Finished)]);
-    keeper.stop();
+    cluster_writer.stop();
 }
 
 #[test]
-fn nodes_are_told_of_the_jobs_that_viewers_watch_who_see_them() {
+fn nodes_are_reported_of_the_jobs_that_viewers_watch_who_see_them() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, view) = start(state.path(), &NODES);
+    let (cluster_writer, view) = start(state.path(), &NODES);
     let running = |manager: &str, id: &str| record(manager, id, START_S, State::Running, 0);
     for (sequence, node) in [(1, "n1"), (2, "n2")] {
-        send(&keeper, node, sequence, vec![running("slurm", "7"), running(LOCAL, "1")], Vec::new()).unwrap();
+        send(&cluster_writer, node, sequence, vec![running("slurm", "7"), running(LOCAL, "1")], Vec::new())
+            .unwrap();
     }
-    send(&keeper, "n1", 3, vec![record("slurm", "8", START_S, State::Finished, 1)], Vec::new()).unwrap();
+    send(&cluster_writer, "n1", 3, vec![record("slurm", "8", START_S, State::Finished, 1)], Vec::new())
+        .unwrap();
     let watched = |node: &str| {
-        let mut keys = keeper.watching().of(node, Instant::now());
+        let mut keys = cluster_writer.watching().of(node, Instant::now());
         keys.sort();
         keys.into_iter().map(|key| format!("{}:{}", key.manager, key.id)).collect::<Vec<_>>()
     };
     let ask = |viewer: &Viewer, id: &str| {
         let job = JobRef::Id { manager: Some("slurm".to_owned()), id: id.to_owned(), node: None, user: None };
         let found = view.find(viewer, &job, None).unwrap().jobs;
-        found.iter().for_each(|job| drop(view.course(viewer, &job.key, 0).unwrap()));
+        found.iter().for_each(|job| drop(view.series(viewer, &job.key, 0).unwrap()));
     };
     let list = |limit: usize| {
         let filter = JobsFilter { page: PageAsk::first(limit), ..JobsFilter::default() };
@@ -161,24 +163,32 @@ fn nodes_are_told_of_the_jobs_that_viewers_watch_who_see_them() {
     std::thread::sleep(Duration::from_millis(600));
     list(20);
     assert_eq!(watched("n2"), ["local:1", "slurm:7"], "a screen full of jobs");
-    keeper.stop();
+    cluster_writer.stop();
 }
 
 #[test]
 fn rules_may_want_more_samples_of_jobs_that_their_viewer_sees() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, view) = start(state.path(), &NODES);
+    let (cluster_writer, view) = start(state.path(), &NODES);
     let on_node = |id: &str, state: State| record(LOCAL, id, START_S, state, 1);
-    send(&keeper, "n1", 1, vec![on_node("1", State::Running), on_node("2", State::Finished)], Vec::new())
-        .unwrap();
+    send(
+        &cluster_writer,
+        "n1",
+        1,
+        vec![on_node("1", State::Running), on_node("2", State::Finished)],
+        Vec::new(),
+    )
+    .unwrap();
     let keys: Vec<JobKey> =
         view.all_jobs(&Filter::default()).unwrap().into_iter().map(|job| job.key).collect();
     assert_eq!(keys.len(), 2);
     let watch = |viewer: &Viewer| view.sample_more(viewer, &keys, Duration::from_secs(600)).unwrap().len();
     assert_eq!(watch(&Viewer::user("eve")), 0);
-    assert!(keeper.watching().of("n1", Instant::now()).is_empty());
+    assert!(cluster_writer.watching().of("n1", Instant::now()).is_empty());
     assert_eq!(watch(&Viewer::user("ada")), 1, "one of them is over");
-    let told = |after_s: u64| keeper.watching().of("n1", Instant::now() + Duration::from_secs(after_s)).len();
-    assert_eq!((told(0), told(500)), (1, 1));
-    keeper.stop();
+    let reported = |after_s: u64| {
+        cluster_writer.watching().of("n1", Instant::now() + Duration::from_secs(after_s)).len()
+    };
+    assert_eq!((reported(0), reported(500)), (1, 1));
+    cluster_writer.stop();
 }

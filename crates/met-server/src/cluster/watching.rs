@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_told_of_their_own_jobs_for_a_while() {
+    fn nodes_are_reported_of_their_own_jobs_for_a_while() {
         let (watching, begin) = (Watching::default(), Instant::now());
         assert!(watching.of("n1", begin).is_empty());
         watching.watch(&Viewer::Everything, &[part("n1", 1), part("n2", 1)], begin);
@@ -321,9 +321,9 @@ mod tests {
         }
         watching.watch(&ada, &[part("n1", 1000)], begin);
         watching.watch(&ada, &[part("n1", 0)], begin + seconds(20));
-        let told = ids(&watching, "n1", begin);
-        assert_eq!(told.len(), LOOKED_AT_ON_NODE_PER_VIEWER + 1);
-        assert!(told.contains(&1000), "{told:?}");
+        let reported = ids(&watching, "n1", begin);
+        assert_eq!(reported.len(), LOOKED_AT_ON_NODE_PER_VIEWER + 1);
+        assert!(reported.contains(&1000), "{reported:?}");
         assert_eq!(ids(&watching, "n1", begin + seconds(40)), [0], "a look at the same lasts");
     }
 
@@ -352,9 +352,9 @@ mod tests {
         assert_eq!(ids(&watching, "n1", begin).len(), WATCHED_MAX);
         watching.watch(&Viewer::Everything, &[part("n1", 1000)], begin);
         watching.watch(&Viewer::Everything, &[part("n1", 0)], begin);
-        let told = ids(&watching, "n1", begin);
-        assert_eq!(told.len(), WATCHED_MAX);
-        assert!(told.contains(&1000) && told.contains(&0), "{told:?}");
+        let reported = ids(&watching, "n1", begin);
+        assert_eq!(reported.len(), WATCHED_MAX);
+        assert!(reported.contains(&1000) && reported.contains(&0), "{reported:?}");
         assert_eq!(ids(&watching, "n1", begin + WATCHED_FOR), (0..WATCHED_MAX).collect::<Vec<_>>());
     }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use met_core::detail_table::DETAIL;
 use met_core::job::{EventCount, JobKey, QualityKind, Record as JobRecord, State, Totals};
 use met_core::job_table::WALL;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, Kind, MISSING, Table, event};
 use met_sources::{infiniband, ipmi, lustre, node, rapl, thermal};
 use met_wire::batch::{Header, Interim, NodeBatch, Piece, Subject};
@@ -77,7 +77,7 @@ struct Host {
     /// Jobs that ran here when an earlier server ended, by their ids: when they began for it, in unix seconds.
     earlier: HashMap<u64, i64>,
     rows: HashMap<(Subject, &'static str), Row>,
-    series: BTreeMap<(Subject, &'static str), Course>,
+    series: BTreeMap<(Subject, &'static str), Series>,
     samples: usize,
     /// The time of the last sample of each series, which outlives the samples.
     written_ms: HashMap<(Subject, &'static str), i64>,
@@ -328,8 +328,8 @@ impl Host {
                 job.last.copy_from_slice(&row.cells);
             }
             self.written_ms.insert(key.clone(), row.time_ms);
-            let course = self.series.entry(key).or_insert_with(|| Course::new(table));
-            course.push(row.time_ms, &row.cells);
+            let series = self.series.entry(key).or_insert_with(|| Series::new(table));
+            series.push(row.time_ms, &row.cells);
             self.samples += 1;
         }
     }
@@ -364,10 +364,10 @@ impl Host {
             Subject::Job(key) => !lost.contains(&event::of_series_key(key).0),
             _ => true,
         });
-        for ((subject, table), course) in std::mem::take(&mut self.series) {
+        for ((subject, table), series) in std::mem::take(&mut self.series) {
             let mut bytes = Vec::new();
-            block::encode(&course, 0..course.len(), &mut bytes);
-            batch.header.columns.entry(table.to_owned()).or_insert_with(|| schema::describe(course.table));
+            block::encode(&series, 0..series.len(), &mut bytes);
+            batch.header.columns.entry(table.to_owned()).or_insert_with(|| schema::describe(series.table));
             batch.pieces.push(Piece { subject, table: table.to_owned(), block: bytes });
         }
         self.samples = 0;

@@ -9,7 +9,7 @@ const CAPTURED: &[u8] = include_bytes!("../../../../fixtures/colmet/message.bin"
 const KINDS: &[u8] = include_bytes!("../../../../fixtures/colmet/kinds.bin");
 const NOW_NS: i64 = 1_794_703_702 * SECOND_NS;
 
-fn course(batch: &NodeBatch, subject: &Subject, table: &'static Table) -> Course {
+fn series(batch: &NodeBatch, subject: &Subject, table: &'static Table) -> Series {
     let piece = batch.pieces.iter().find(|piece| piece.subject == *subject && piece.table == table.name);
     block::decode(&piece.unwrap().block, table).unwrap()
 }
@@ -44,7 +44,7 @@ fn every_counter_of_a_real_message_is_a_cell_in_the_unit_of_its_column() {
                     "lustre" => Subject::Node("all".to_owned()),
                     _ => Subject::Node(String::new()),
                 };
-                let cell = course(batch, &subject, table).columns[table.column(at.column).unwrap()][0];
+                let cell = series(batch, &subject, table).columns[table.column(at.column).unwrap()][0];
                 let is_of_both = record.backend == Backend::Jobproc && at.table == "job";
                 assert!(is_of_both || Some(cell) == value.times(factor), "{}", counter.name);
                 checked += 1;
@@ -52,10 +52,10 @@ fn every_counter_of_a_real_message_is_a_cell_in_the_unit_of_its_column() {
         }
     }
     assert!(checked > 100);
-    let job = course(batch, &Subject::Job(job_key()), &JOB);
+    let job = series(batch, &Subject::Job(job_key()), &JOB);
     assert_eq!((job.columns[CPU][0], job.columns[CPU_USER][0]), (1_928_347_945, 1_522_970_000));
     assert_eq!(job.columns[READ_CALL][0], 1_418_240, "of taskstats, not of jobproc");
-    let detail = course(batch, &Subject::Job(job_key()), &DETAIL);
+    let detail = series(batch, &Subject::Job(job_key()), &DETAIL);
     assert_eq!(detail.columns[detail_table::MEMORY_RESIDENT][0], 13_540 * 1024);
     // The same message again adds nothing.
     all.iter().for_each(|record| importer.take(record, NOW_NS).unwrap());
@@ -82,10 +82,10 @@ fn counts_and_energy_of_periods_add_up_to_counters() {
     }
     let batch = importer.batches(NOW_NS).remove(0);
     let key = batch.records[0].key.clone();
-    let events = course(&batch, &Subject::Job(event::series_key(&key, "counter_2")), &event::TABLE);
+    let events = series(&batch, &Subject::Job(event::series_key(&key, "counter_2")), &event::TABLE);
     assert_eq!(events.columns[event::COUNT], [10, 20, 30]);
     let table = met_sources::table("rapl").unwrap();
-    let energy = course(&batch, &Subject::Node("dram package-0".to_owned()), table);
+    let energy = series(&batch, &Subject::Node("dram package-0".to_owned()), table);
     assert_eq!(energy.columns[table.column("energy").unwrap()], [7, 14, 21]);
     assert_eq!(energy.columns[table.column("energy_range").unwrap()], [99, 99, 99]);
 }
@@ -152,10 +152,10 @@ fn every_counter_of_every_kind_is_a_cell_in_the_unit_of_its_column() {
                     continue;
                 }
                 // A number that no cell holds may be all that a row would have.
-                let course = course(&batch, &subject, table);
+                let series = series(&batch, &subject, table);
                 let time_ms = record.timestamp as i64 * 1000;
-                let row = course.times_ms.iter().position(|&at_ms| at_ms == time_ms);
-                let found = row.map_or(MISSING, |row| course.columns[column][row]);
+                let row = series.times_ms.iter().position(|&at_ms| at_ms == time_ms);
+                let found = row.map_or(MISSING, |row| series.columns[column][row]);
                 assert_eq!(found, cell.unwrap_or(MISSING), "{} of round {round}", counter.name);
                 *checked.entry(record.backend).or_insert(0) += 1;
             }
@@ -221,11 +221,11 @@ fn a_message_of_the_variant_becomes_samples_of_its_job() {
     importer.end_of_message();
     let batch = importer.batches(NOW_NS).remove(0);
     let key = batch.records[0].key.clone();
-    let job = course(&batch, &Subject::Job(key.clone()), &JOB);
+    let job = series(&batch, &Subject::Job(key.clone()), &JOB);
     assert_eq!(job.times_ms, [1_794_703_701_500]);
     assert_eq!(job.columns[met_core::job_table::MEMORY_CACHE], [8192], "with the cgroups below");
     assert_eq!(job.columns[met_core::job_table::THROTTLED], [5]);
-    let events = course(&batch, &Subject::Job(event::series_key(&key, "instructions")), &event::TABLE);
+    let events = series(&batch, &Subject::Job(event::series_key(&key, "instructions")), &event::TABLE);
     assert_eq!(events.columns[event::COUNT], [70]);
     let counted = &batch.records[0].events;
     assert_eq!((counted.len(), counted[0].name.as_str(), counted[0].count), (1, "instructions", 70));

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use met_core::job::QualityKind;
 use met_core::job_table::{CPU, WALL};
 use met_core::sample;
-use met_core::series::Course;
+use met_core::series::Series;
 
 use super::*;
 use crate::event::TickRow;
@@ -218,14 +218,14 @@ fn the_end_of_a_job_is_a_last_record_with_its_totals_once() {
 
 #[test]
 fn a_server_makes_records_of_samples_and_passes_on_those_of_colmet() {
-    let mut course = Course::new(&JOB);
+    let mut series = Series::new(&JOB);
     for second in 0..3 {
         let mut cells = vec![MISSING; JOB.columns.len()];
         cells[CPU] = second;
-        course.push(T0_NS / 1_000_000 + second * 1000, &cells);
+        series.push(T0_NS / 1_000_000 + second * 1000, &cells);
     }
     let (node, subject) = (Some("n7".to_owned()), Subject::Job(oar("3")));
-    let samples = Event::Samples(Arc::new(Samples { node, subject, course }));
+    let samples = Event::Samples(Arc::new(Samples { node, subject, series }));
     let foreign = Record::new(Backend::Nvidia, "n8", 4, 5);
     let made = gathered(options(None, &["all"]), &[samples, Event::Colmet(Arc::new(vec![foreign.clone()]))]);
     let tasks: Vec<_> = made.iter().filter(|record| record.backend == Backend::Taskstats).collect();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, MISSING, Table};
 use met_wire::batch::{Piece, SAMPLES_MAX, Subject};
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
@@ -21,13 +21,13 @@ pub(super) struct Packed {
     pub(super) surplus: u64,
 }
 
-type Courses = HashMap<(Subject, &'static str), Course>;
+type SeriesBySubject = HashMap<(Subject, &'static str), Series>;
 
 /// What was offered since the last batch.
 pub(super) struct Held {
-    series: Courses,
+    series: SeriesBySubject,
     /// Of the machine: many parts with a sample now and then, which are small only when some are sent together.
-    of_node: Courses,
+    of_node: SeriesBySubject,
     node_due: Instant,
     cells: usize,
     times: usize,
@@ -47,20 +47,20 @@ impl Held {
         self.cells > CELLS_MAX || self.times > TIMES_MAX
     }
 
-    pub(super) fn add(&mut self, Samples { subject, course, .. }: &Samples) {
-        self.cells += course.len() * course.columns.len();
-        self.times += course.len();
+    pub(super) fn add(&mut self, Samples { subject, series, .. }: &Samples) {
+        self.cells += series.len() * series.columns.len();
+        self.times += series.len();
         let held = if matches!(subject, Subject::Node(_)) { &mut self.of_node } else { &mut self.series };
         let held =
-            held.entry((subject.clone(), course.table.name)).or_insert_with(|| Course::new(course.table));
-        held.append(course);
+            held.entry((subject.clone(), series.table.name)).or_insert_with(|| Series::new(series.table));
+        held.append(series);
     }
 
     /// What was held is on disk, or given up.
     pub(super) fn let_go(&mut self) {
         self.series.clear();
-        self.cells = self.of_node.values().map(|course| course.len() * course.columns.len()).sum();
-        self.times = self.of_node.values().map(Course::len).sum();
+        self.cells = self.of_node.values().map(|series| series.len() * series.columns.len()).sum();
+        self.times = self.of_node.values().map(Series::len).sum();
     }
 
     /// The machine's own series go with the very next batch.
@@ -72,9 +72,9 @@ impl Held {
     pub(super) fn add_node(&mut self, now: Instant) {
         if now >= self.node_due {
             self.node_due = now + NODE_EVERY;
-            for (whose, course) in self.of_node.drain() {
+            for (whose, series) in self.of_node.drain() {
                 // Some may have found no room on disk before.
-                self.series.entry(whose).or_insert_with(|| Course::new(course.table)).append(&course);
+                self.series.entry(whose).or_insert_with(|| Series::new(series.table)).append(&series);
             }
         }
     }
@@ -85,10 +85,10 @@ impl Held {
         if with_totals {
             occurring.insert(JOB.name, (&JOB, vec![true; JOB.columns.len()]));
         }
-        for course in self.series.values() {
-            let none = || (course.table, vec![false; course.table.columns.len()]);
-            let (_, occurs) = occurring.entry(course.table.name).or_insert_with(none);
-            for (occurs, cells) in occurs.iter_mut().zip(&course.columns) {
+        for series in self.series.values() {
+            let none = || (series.table, vec![false; series.table.columns.len()]);
+            let (_, occurs) = occurring.entry(series.table.name).or_insert_with(none);
+            for (occurs, cells) in occurs.iter_mut().zip(&series.columns) {
                 *occurs = *occurs || cells.iter().any(|&cell| cell != MISSING);
             }
         }
@@ -102,16 +102,16 @@ impl Held {
     pub(super) fn pieces(&self) -> Packed {
         let mut packed = Packed::default();
         let (mut times, mut bytes) = (0, 0);
-        for ((subject, table), course) in &self.series {
-            for begin in (0..course.len()).step_by(BLOCK_SAMPLES_MAX) {
-                let range = begin..course.len().min(begin + BLOCK_SAMPLES_MAX);
-                let samples = samples_in(course, range.clone());
+        for ((subject, table), series) in &self.series {
+            for begin in (0..series.len()).step_by(BLOCK_SAMPLES_MAX) {
+                let range = begin..series.len().min(begin + BLOCK_SAMPLES_MAX);
+                let samples = samples_in(series, range.clone());
                 if times + range.len() > SAMPLES_MAX {
                     packed.surplus += samples;
                     continue;
                 }
                 let mut block = Vec::new();
-                block::encode(course, range.clone(), &mut block);
+                block::encode(series, range.clone(), &mut block);
                 if bytes + block.len() > SERIES_BYTES_PER_BATCH {
                     packed.surplus += samples;
                     continue;

@@ -84,8 +84,8 @@ mod tests {
     }
 
     #[test]
-    fn only_a_listener_is_told_and_only_of_something() {
-        let (watch, told) = (ServerWatch::default(), Arc::new(Mutex::new(Vec::new())));
+    fn only_a_listener_is_reported_and_only_of_something() {
+        let (watch, reported) = (ServerWatch::default(), Arc::new(Mutex::new(Vec::new())));
         let key = |id: &str| JobKey {
             cluster: None,
             manager: "slurm".to_owned(),
@@ -93,11 +93,11 @@ mod tests {
             incarnation: 0,
         };
         watch.heard(vec![key("1")]);
-        let listener = Arc::clone(&told);
+        let listener = Arc::clone(&reported);
         watch.tell_with(move |keys| lock(&listener).extend(keys));
         watch.heard(Vec::new());
         watch.heard(vec![key("2")]);
-        assert_eq!(*lock(&told), [key("2")]);
+        assert_eq!(*lock(&reported), [key("2")]);
         assert_eq!(watch.pace.within(Instant::now()), None, "the listener may know none of them");
     }
 }

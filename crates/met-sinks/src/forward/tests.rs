@@ -32,8 +32,8 @@ fn key(id: &str) -> JobKey {
     JobKey { cluster: None, manager: LOCAL.to_owned(), id: id.to_owned(), incarnation: 1 }
 }
 
-fn offered(subject: Subject, course: Course) -> Arc<Samples> {
-    Arc::new(Samples { node: None, subject, course })
+fn offered(subject: Subject, series: Series) -> Arc<Samples> {
+    Arc::new(Samples { node: None, subject, series })
 }
 
 fn record(id: &str) -> Record {
@@ -45,12 +45,12 @@ fn record(id: &str) -> Record {
     .unwrap()
 }
 
-fn course(from_ms: i64, samples: i64) -> Course {
-    let mut course = Course::new(&JOB);
+fn series(from_ms: i64, samples: i64) -> Series {
+    let mut series = Series::new(&JOB);
     for at in 0..samples {
-        course.push(from_ms + at * 1000, &vec![at; JOB.columns.len()]);
+        series.push(from_ms + at * 1000, &vec![at; JOB.columns.len()]);
     }
-    course
+    series
 }
 
 /// Answers each request with what `answer` says of its batch.
@@ -128,8 +128,8 @@ fn records_and_samples_arrive_once_and_in_order_though_the_server_fails_at_first
     let records = Records::default();
     records.all.lock().unwrap().extend((0..1200).map(|id| record(&id.to_string())));
     let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
-    forward.offer(&offered(Subject::Job(key("1")), course(0, 10))).unwrap();
-    forward.offer(&offered(Subject::Job(key("1")), course(10_000, 10))).unwrap();
+    forward.offer(&offered(Subject::Job(key("1")), series(0, 10))).unwrap();
+    forward.offer(&offered(Subject::Job(key("1")), series(10_000, 10))).unwrap();
     until("all arrives", || {
         arrived.lock().unwrap().iter().map(|batch| batch.records.len()).sum::<usize>() >= 1200
             && arrived.lock().unwrap().iter().any(|batch| !batch.pieces.is_empty())
@@ -169,7 +169,7 @@ fn what_could_not_be_sent_waits_for_the_next_daemon() {
     records.all.lock().unwrap().push(record("one"));
     let forward = Forward::start(first, Box::new(records.clone())).unwrap();
     until("it is spooled", || forward.status().batches_waiting == 1);
-    forward.offer(&offered(Subject::Job(key("1")), course(0, 5))).unwrap();
+    forward.offer(&offered(Subject::Job(key("1")), series(0, 5))).unwrap();
     forward.stop();
 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -190,7 +190,7 @@ fn what_could_not_be_sent_waits_for_the_next_daemon() {
 }
 
 #[test]
-fn the_course_of_the_machine_is_sent_in_longer_pieces() {
+fn the_series_of_the_machine_is_sent_in_longer_pieces() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (first, second) = (plan(folder.path(), &listener), plan(folder.path(), &listener));
@@ -204,8 +204,8 @@ fn the_course_of_the_machine_is_sent_in_longer_pieces() {
     let records = Records::default();
     let forward = Forward::start(first, Box::new(records.clone())).unwrap();
     for from_ms in [0, 10_000] {
-        forward.offer(&offered(Subject::Node("psu 1".into()), course(from_ms, 1))).unwrap();
-        forward.offer(&offered(Subject::Job(key("1")), course(from_ms, 1))).unwrap();
+        forward.offer(&offered(Subject::Node("psu 1".into()), series(from_ms, 1))).unwrap();
+        forward.offer(&offered(Subject::Job(key("1")), series(from_ms, 1))).unwrap();
         let samples = from_ms / 10_000 + 1;
         until("the job's arrive", || arrived.lock().unwrap().len() as i64 == samples);
     }
@@ -312,7 +312,7 @@ fn the_server_gets_the_count_of_dropped_samples() {
     let mut at_ms = 0;
     while forward.status().dropped_samples == 0 {
         at_ms += 1000;
-        let _ = forward.offer(&offered(Subject::Job(key("1")), course(at_ms, 1)));
+        let _ = forward.offer(&offered(Subject::Job(key("1")), series(at_ms, 1)));
     }
     let lost = forward.status().dropped_samples;
     drop(held);
@@ -354,13 +354,13 @@ fn a_batch_never_has_more_times_than_a_server_takes() {
     static ZONE: Table = Table { name: "zone", subject: "a zone", labels: &[], columns: ONE_COLUMN };
     let zones = |count: i64, samples: i64| {
         (0..count).map(move |zone| {
-            let mut course = Course::new(&ZONE);
+            let mut series = Series::new(&ZONE);
             (0..samples).for_each(|at| {
                 let mut cells = [MISSING];
                 cells[HEAT] = zone;
-                course.push(at * 1000, &cells);
+                series.push(at * 1000, &cells);
             });
-            (Subject::Node(zone.to_string()), course)
+            (Subject::Node(zone.to_string()), series)
         })
     };
     // Many series of few columns, and one that alone is too long.
@@ -372,7 +372,7 @@ fn a_batch_never_has_more_times_than_a_server_takes() {
         let records = Records::default();
         records.all.lock().unwrap().push(record("one"));
         let forward = Forward::start(plan, Box::new(records)).unwrap();
-        zones(count, samples).for_each(|(subject, course)| forward.offer(&offered(subject, course)).unwrap());
+        zones(count, samples).for_each(|(subject, series)| forward.offer(&offered(subject, series)).unwrap());
         forward.stop();
         let mut spool = Spool::open(folder.path()).unwrap();
         let (mut all, mut names) = (0, Vec::new());
@@ -457,7 +457,7 @@ proptest! {
         records.all.lock().unwrap().extend(made);
         let forward = Forward::start(plan, Box::new(records)).unwrap();
         for job in 0..jobs {
-            forward.offer(&offered(Subject::Job(key(&job.to_string())), course(0, 2000))).unwrap();
+            forward.offer(&offered(Subject::Job(key(&job.to_string())), series(0, 2000))).unwrap();
         }
         forward.stop();
         let batches = spooled(folder.path());
@@ -487,7 +487,7 @@ fn what_a_server_never_takes_is_quarantined_alone() {
     let records = Records::default();
     records.all.lock().unwrap().extend(["one", "bad", "two"].map(record));
     let forward = Forward::start(plan, Box::new(records)).unwrap();
-    forward.offer(&offered(Subject::Job(key("1")), course(0, 10))).unwrap();
+    forward.offer(&offered(Subject::Job(key("1")), series(0, 10))).unwrap();
     until("the others arrive, and their samples", || {
         let arrived = arrived.lock().unwrap();
         let mut names: Vec<&str> =
@@ -576,7 +576,7 @@ fn a_change_of_the_machines_health_is_sent_though_nothing_else_is() {
 }
 
 #[test]
-fn a_job_that_is_watched_at_the_server_is_told_of_and_sent_sooner() {
+fn a_job_that_is_watched_at_the_server_is_reported_of_and_sent_sooner() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = Plan { every: Duration::from_secs(3600), ..plan(folder.path(), &listener) };
@@ -592,8 +592,8 @@ fn a_job_that_is_watched_at_the_server_is_told_of_and_sent_sooner() {
         (200, format!(r#"{{"sequence": {sequence}, "now_ns": {}, "watched": {watched}}}"#, i64::MIN))
     });
     let forward = Forward::start(plan, Box::new(Records::default())).unwrap();
-    let (watch, told) = (forward.server_watch(), Arc::<Mutex<Vec<JobKey>>>::default());
-    let (pace, hears) = (Arc::clone(&watch.pace), Arc::clone(&told));
+    let (watch, reported) = (forward.server_watch(), Arc::<Mutex<Vec<JobKey>>>::default());
+    let (pace, hears) = (Arc::clone(&watch.pace), Arc::clone(&reported));
     watch.tell_with(move |keys| {
         hears.lock().unwrap().extend(keys);
         pace.hold(Instant::now());
@@ -603,12 +603,12 @@ fn a_job_that_is_watched_at_the_server_is_told_of_and_sent_sooner() {
     });
     // It was answered before anybody listened.
     watch.heard(vec![key("1")]);
-    forward.offer(&offered(Subject::Job(key("1")), course(0, 5))).unwrap();
+    forward.offer(&offered(Subject::Job(key("1")), series(0, 5))).unwrap();
     until("samples do not wait for an hour", || {
         arrived.lock().unwrap().iter().any(|batch| !batch.pieces.is_empty())
     });
     until("nothing waits", || forward.status().batches_waiting == 0);
-    assert!(forward.status().last_error.is_none() && !told.lock().unwrap().is_empty());
-    assert!(told.lock().unwrap().iter().all(|told| *told == key("1")));
+    assert!(forward.status().last_error.is_none() && !reported.lock().unwrap().is_empty());
+    assert!(reported.lock().unwrap().iter().all(|reported| *reported == key("1")));
     forward.stop();
 }

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 
 use met_core::job::State;
 use met_core::sample;
-use met_core::series::Course;
+use met_core::series::Series;
 
 use super::conventions::{attribute, replaces};
 use super::*;
@@ -116,12 +116,12 @@ fn an_end_replaces_what_was_read_before_it_and_keeps_start_and_owner() {
 #[test]
 fn a_foreign_sample_of_any_time_and_length_is_no_overflow() {
     let mut sink = sink(&options(None, &[]));
-    let mut course = Course::new(&JOB);
+    let mut series = Series::new(&JOB);
     let mut cells = vec![MISSING; JOB.columns.len()];
     cells[WALL] = i64::MAX;
-    course.push(i64::MIN + 1, &cells);
+    series.push(i64::MIN + 1, &cells);
     let subject = Subject::Job(sample::full(7, "x").key);
-    sink.samples(&Samples { node: Some("n1".to_owned()), subject, course });
+    sink.samples(&Samples { node: Some("n1".to_owned()), subject, series });
     assert_eq!(sink.row_count, 1);
 }
 
@@ -141,15 +141,15 @@ fn a_server_sends_the_newest_sample_of_each_node_and_totals_of_the_whole() {
     let mut sink = sink(&options);
     let mut record = sample::full(7, "x");
     record.key.manager = "slurm".to_owned();
-    let mut course = Course::new(&JOB);
+    let mut series = Series::new(&JOB);
     for (time_ms, cpu_ns) in [(1000, 1_000_000_000), (2000, 2_000_000_000)] {
         let mut cells = vec![MISSING; JOB.columns.len()];
         cells[met_core::job_table::CPU] = cpu_ns;
-        course.push(time_ms, &cells);
+        series.push(time_ms, &cells);
     }
     for node in ["n1", "n2"] {
         let (node, subject) = (Some(node.to_owned()), Subject::Job(record.key.clone()));
-        sink.samples(&Samples { node, subject, course: course.clone() });
+        sink.samples(&Samples { node, subject, series: series.clone() });
     }
     let id = &record.key.id;
     let mut found = points(&sink);
@@ -215,7 +215,7 @@ fn a_full_queue_gives_up_the_oldest() {
 }
 
 #[test]
-fn names_and_values_are_told_apart_and_nothing_else_is_taken() {
+fn names_and_values_are_reported_apart_and_nothing_else_is_taken() {
     assert_eq!(pair("Authorization: Bearer a=b", ':'), Ok(("Authorization", "Bearer a=b")));
     for bad in ["", "=x", "a b=c", "a", "a=b\r\nX: y"] {
         assert!(pair(bad, '=').is_err(), "{bad:?}");

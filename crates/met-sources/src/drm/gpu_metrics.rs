@@ -1,4 +1,4 @@
-//! `gpu_metrics`: a table that the firmware of an AMD card fills. Each revision has its fields elsewhere, so only
+//! `gpu_metrics`: a table that the firmware of an AMD GPU fills. Each revision has its fields elsewhere, so only
 //! known ones are read. Its PCIe bandwidth is not: the kernel's own comments disagree about its unit.
 
 /// Where the fields of a revision are, in bytes from the start of the table.
@@ -9,7 +9,7 @@ struct Layout {
     xgmi_written: usize,
 }
 
-/// Revisions 1.4 to 1.8, of Instinct cards from MI300 on.
+/// Revisions 1.4 to 1.8, of Instinct GPUs from MI300 on.
 const LAYOUTS: [Layout; 5] = [
     Layout { content: 4, energy: 24, xgmi_read: 104, xgmi_written: 168 },
     Layout { content: 5, energy: 88, xgmi_read: 176, xgmi_written: 240 },
@@ -48,7 +48,7 @@ pub(super) fn counters(table: &[u8]) -> Option<Counters> {
     })
 }
 
-/// A field; the driver fills those that the card does not have with ones.
+/// A field; the driver fills those that the GPU does not have with ones.
 fn number(table: &[u8], at: usize) -> Option<u64> {
     let bytes = table.get(at..at + size_of::<u64>())?;
     bytes.try_into().ok().map(u64::from_le_bytes).filter(|&value| value != u64::MAX)

@@ -1,4 +1,4 @@
-//! `pcie_bw` of AMD cards: packets that the card received and sent in a second. The kernel waits for that second
+//! `pcie_bw` of AMD GPUs: packets that the GPU received and sent in a second. The kernel waits for that second
 //! whenever the file is read, so a thread reads it, and only while somebody wants to know.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -25,7 +25,7 @@ pub(super) struct PcieReader {
 }
 
 impl PcieReader {
-    /// For a card that has the file.
+    /// For a GPU that has the file.
     pub(super) fn start(device: Dir) -> Option<PcieReader> {
         let (wake, woken) = sync_channel(1);
         let last = Arc::new(Mutex::new(None));

@@ -8,7 +8,7 @@ fn machine(archive: &str) -> Machine {
     let mut machine = Machine::new(archive);
     let task = |pid| TaskTarget::new(pid, 7, TaskRole::Member, false);
     machine.targets.tasks.extend([task(100), task(101)]);
-    // A descriptor is a card's if its file says so.
+    // A descriptor is a GPU's if its file says so.
     for pid in [100, 101] {
         let Ok(files) = machine.host.open_dir(format!("/proc/{pid}/fdinfo")) else { continue };
         let links = machine.path(&format!("/proc/{pid}/fd"));
@@ -26,7 +26,7 @@ fn machine(archive: &str) -> Machine {
 }
 
 #[test]
-fn an_amd_card_with_a_client_that_two_processes_share_and_one_of_kfd() {
+fn an_amd_gpu_with_a_client_that_two_processes_share_and_one_of_kfd() {
     let machine = machine(AMD);
     expect![[r#"
         Node 0 GPU-b0f26b8a9aa3c5b1 AMD Instinct MI250X amd  226:0
@@ -50,24 +50,24 @@ fn an_amd_card_with_a_client_that_two_processes_share_and_one_of_kfd() {
 }
 
 #[test]
-fn a_process_that_opens_a_card_later_is_found_and_one_without_is_read_less_often() {
+fn a_process_that_opens_a_gpu_later_is_found_and_one_without_is_read_less_often() {
     let machine = machine(include_str!("../../../../fixtures/hosts/gpu-intel.txt"));
     let mut source = Drm::new(&machine.host);
     let task = machine.targets.tasks[1];
     let known = |source: &Drm| source.known[&(task.pid, task.start_ticks)].clone();
     source.look_through(&task, 0);
     source.look_through(&task, 0);
-    assert!(!known(&source).has_card() && known(&source).every_ns == 2 * SCAN_EVERY_MIN_NS);
+    assert!(!known(&source).has_gpu() && known(&source).every_ns == 2 * SCAN_EVERY_MIN_NS);
     let link = machine.path("/proc/101/fd/77");
     std::os::unix::fs::symlink("/dev/dri/card0", link).unwrap();
     source.look_through(&task, 0);
     assert_eq!((known(&source).descriptors, known(&source).every_ns), (vec![77], SCAN_EVERY_MIN_NS));
 }
 
-/// What each reading shows of the cards, and of the use of each process, on a machine that changes in between.
+/// What each reading shows of the GPUs, and of the use of each process, on a machine that changes in between.
 fn read_often(machine: &Machine, changes: &[&dyn Fn()]) -> Vec<String> {
     let mut source = Drm::new(&machine.host);
-    source.find_cards();
+    source.find_gpus();
     let mut shown = Vec::new();
     for change in changes {
         change();
@@ -77,8 +77,8 @@ fn read_often(machine: &Machine, changes: &[&dyn Fn()]) -> Vec<String> {
         let mut text = String::new();
         for (row, cells) in batches[0].rows() {
             let labels = &source.labels[row.part as usize];
-            let power = cells[card::POWER];
-            text += &format!("{} {} {power};", labels[card::label::INDEX], labels[card::label::UUID]);
+            let power = cells[device::POWER];
+            text += &format!("{} {} {power};", labels[device::label::INDEX], labels[device::label::UUID]);
         }
         for (row, cells) in batches[1].rows() {
             if let Subject::Task { pid, .. } = row.owner {
@@ -91,13 +91,13 @@ fn read_often(machine: &Machine, changes: &[&dyn Fn()]) -> Vec<String> {
 }
 
 #[test]
-fn a_reloaded_driver_is_found_and_a_sleeping_card_is_not_woken() {
+fn a_reloaded_driver_is_found_and_a_sleeping_gpu_is_not_woken() {
     let mut machine = machine(AMD);
     machine.targets.tasks.clear();
-    let card = machine.path("/sys/class/drm/card0");
+    let gpu = machine.path("/sys/class/drm/card0");
     let aside = machine.path("/sys/class/drm/aside");
     let write = |name: &str, text: &str| {
-        let path = card.join("device").join(name);
+        let path = gpu.join("device").join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     };
@@ -109,16 +109,16 @@ fn a_reloaded_driver_is_found_and_a_sleeping_card_is_not_woken() {
             &|| write("power/runtime_status", "active\n"),
             // The driver goes, and its directories with it.
             &|| {
-                std::fs::rename(&card, &aside).unwrap();
+                std::fs::rename(&gpu, &aside).unwrap();
                 std::fs::remove_dir_all(aside.join("device/hwmon/hwmon3")).unwrap();
             },
             &|| {},
             &|| {
-                std::fs::rename(&aside, &card).unwrap();
+                std::fs::rename(&aside, &gpu).unwrap();
                 write("hwmon/hwmon7/power1_average", "77000000\n");
             },
             &|| {},
-            // The second chip of a card in two.
+            // The second chip of a GPU in two.
             &|| write("hwmon/hwmon7/power1_average", "0\n"),
         ],
     );
@@ -141,28 +141,28 @@ fn firmware_counts_energy_and_links_and_a_thread_reads_the_bus() {
     write("pcie_bw", b"2000 3000 256\n");
     counted(100, 1000, 0);
     let mut source = Drm::new(&machine.host);
-    source.find_cards();
+    source.find_gpus();
     let mut cells_at = |now_ns: i64| {
-        let mut cells = [MISSING; card::TABLE.columns.len()];
-        source.cards[0].fill(now_ns, &mut Vec::new(), &mut cells, &mut Unparsed::default());
+        let mut cells = [MISSING; device::TABLE.columns.len()];
+        source.gpus[0].fill(now_ns, &mut Vec::new(), &mut cells, &mut Unparsed::default());
         cells
     };
     let second = 1_000_000_000;
     let first = cells_at(second);
-    assert_eq!((first[card::ENERGY], first[card::XGMI_RECEIVED]), (100_000_000, MISSING));
+    assert_eq!((first[device::ENERGY], first[device::XGMI_RECEIVED]), (100_000_000, MISSING));
     counted(700, 5000, 2);
     let next = cells_at(3 * second);
     assert_eq!(
-        [next[card::ENERGY], next[card::XGMI_RECEIVED], next[card::XGMI_SENT]],
+        [next[device::ENERGY], next[device::XGMI_RECEIVED], next[device::XGMI_SENT]],
         [700_000_000, 2000 * 1024, 1024]
     );
     // A driver that was loaded again counts from 0.
     counted(1, 0, 0);
-    assert_eq!(cells_at(4 * second)[card::XGMI_RECEIVED], MISSING);
+    assert_eq!(cells_at(4 * second)[device::XGMI_RECEIVED], MISSING);
     let bus = std::iter::repeat_with(|| cells_at(clock::boottime_ns()))
-        .find(|cells| cells[card::PCIE_SENT] != MISSING)
+        .find(|cells| cells[device::PCIE_SENT] != MISSING)
         .unwrap();
-    assert_eq!((bus[card::PCIE_RECEIVED], bus[card::PCIE_SENT]), (512_000, 768_000));
+    assert_eq!((bus[device::PCIE_RECEIVED], bus[device::PCIE_SENT]), (512_000, 768_000));
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn what_a_client_did_before_it_was_first_read_is_not_known() {
 }
 
 #[test]
-fn an_intel_card_has_an_energy_counter() {
+fn an_intel_gpu_has_an_energy_counter() {
     let machine = machine(include_str!("../../../../fixtures/hosts/gpu-intel.txt"));
     expect![[r#"
         Node 0 PCI-0000:4d:00.0 Intel 0x56c0 intel  226:129
@@ -188,7 +188,7 @@ fn an_intel_card_has_an_energy_counter() {
 }
 
 #[test]
-fn cards_are_named_by_bus_and_device_file() {
+fn gpus_are_named_by_bus_and_device_file() {
     let machine = machine(include_str!("../../../../fixtures/hosts/gpu-intel.txt"));
     let source = open(&machine.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
     assert_eq!(source.labels(), [["0", "PCI-0000:4d:00.0", "Intel 0x56c0", "intel", "", "226:129"]]);
@@ -244,7 +244,7 @@ fn engines_of_amd_by_what_they_do() {
 }
 
 #[test]
-fn a_machine_without_such_a_card_is_reported() {
+fn a_machine_without_such_a_gpu_is_reported() {
     let machine = Machine::new("-- proc/stat --\n-- sys/class/drm/card0/device/vendor --\n0x10de\n");
     let opened = (SPEC.open)(&machine.host, &Options::default());
     assert_eq!(opened.err().unwrap(), Unavailable::Absent("no AMD or Intel GPU".to_owned()));

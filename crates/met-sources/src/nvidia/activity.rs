@@ -2,27 +2,27 @@
 //! between. Hopper and later.
 
 use met_core::MISSING;
-use met_core::gpu::card;
+use met_core::gpu::device;
 use nvml_wrapper::enums::gpm::GpmMetricId;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::gpm::gpm_metrics_get;
 use nvml_wrapper::{GpmSample, Nvml};
 
-use super::library::CardFacts;
+use super::library::GpuFacts;
 
 const MIB: f64 = 1_048_576.0;
 
 /// What is read, its column, and what one of the metric's units is in the column's: percent in thousandths, MiB/s in
 /// bytes/s.
 const METRICS: [(GpmMetricId, usize, f64); 8] = [
-    (GpmMetricId::SmUtil, card::SM_ACTIVITY, 10.0),
-    (GpmMetricId::SmOccupancy, card::SM_OCCUPANCY, 10.0),
-    (GpmMetricId::AnyTensorUtil, card::TENSOR_ACTIVITY, 10.0),
-    (GpmMetricId::DramBwUtil, card::MEMORY_BANDWIDTH, 10.0),
-    (GpmMetricId::PcieRxPerSec, card::PCIE_RECEIVED, MIB),
-    (GpmMetricId::PcieTxPerSec, card::PCIE_SENT, MIB),
-    (GpmMetricId::NvlinkTotalRxPerSec, card::NVLINK_RECEIVED, MIB),
-    (GpmMetricId::NvlinkTotalTxPerSec, card::NVLINK_SENT, MIB),
+    (GpmMetricId::SmUtil, device::SM_ACTIVITY, 10.0),
+    (GpmMetricId::SmOccupancy, device::SM_OCCUPANCY, 10.0),
+    (GpmMetricId::AnyTensorUtil, device::TENSOR_ACTIVITY, 10.0),
+    (GpmMetricId::DramBwUtil, device::MEMORY_BANDWIDTH, 10.0),
+    (GpmMetricId::PcieRxPerSec, device::PCIE_RECEIVED, MIB),
+    (GpmMetricId::PcieTxPerSec, device::PCIE_SENT, MIB),
+    (GpmMetricId::NvlinkTotalRxPerSec, device::NVLINK_RECEIVED, MIB),
+    (GpmMetricId::NvlinkTotalTxPerSec, device::NVLINK_SENT, MIB),
 ];
 
 /// The mean between two samples, by metric.
@@ -38,7 +38,7 @@ impl Activity {
     }
 }
 
-/// The last samples of a card and of its MIG instances.
+/// The last samples of a GPU and of its MIG instances.
 #[derive(Default)]
 pub(super) struct Monitor<'a> {
     is_supported: Option<bool>,
@@ -47,10 +47,10 @@ pub(super) struct Monitor<'a> {
 }
 
 impl<'a> Monitor<'a> {
-    /// Of the card, and of its parts in their order. Nothing at the first time.
+    /// Of the GPU, and of its parts in their order. Nothing at the first time.
     pub fn read(
         &mut self,
-        facts: &CardFacts,
+        facts: &GpuFacts,
         nvml: &'a Nvml,
         activity: &mut Option<Activity>,
         parts: &mut Vec<Option<Activity>>,

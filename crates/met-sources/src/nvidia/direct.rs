@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use met_host::clock;
 
-use super::figures::SlowCard;
+use super::figures::SlowGpu;
 use super::library::Lender;
-use super::reading::{ASK_EVERY_NS, Answer, CardGuard, Unknown, read_all};
+use super::reading::{ASK_EVERY_NS, Answer, GpuGuard, Unknown, read_all};
 
 pub(super) struct Direct {
     lender: Lender,
@@ -19,8 +19,8 @@ impl Direct {
         Direct { lender, unknown: Unknown::new() }
     }
 
-    /// Queries every card, if there can be something new, except those that block the slow thread.
-    pub fn read(&mut self, now_ns: i64, figures: &[SlowCard], answer: &mut Answer) {
+    /// Queries every GPU, if there can be something new, except those that block the slow thread.
+    pub fn read(&mut self, now_ns: i64, figures: &[SlowGpu], answer: &mut Answer) {
         if answer.at_ns != 0 && now_ns - answer.at_ns < ASK_EVERY_NS {
             return;
         }
@@ -30,12 +30,12 @@ impl Direct {
     }
 }
 
-/// Cards that are known to be silent are left to the thread that they keep.
-struct Others<'a>(&'a [SlowCard]);
+/// GPUs that are known to be silent are left to the thread that they keep.
+struct Others<'a>(&'a [SlowGpu]);
 
-impl CardGuard for Others<'_> {
-    fn enter(&mut self, card: usize, _: &Arc<str>, _: i64) -> bool {
-        !self.0.get(card).is_some_and(|figures| figures.silent)
+impl GpuGuard for Others<'_> {
+    fn enter(&mut self, gpu: usize, _: &Arc<str>, _: i64) -> bool {
+        !self.0.get(gpu).is_some_and(|figures| figures.silent)
     }
 
     fn leave(&mut self, _: &Arc<str>) -> bool {

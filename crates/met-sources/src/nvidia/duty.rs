@@ -1,5 +1,5 @@
-//! Which card a thread is querying. A card that does not answer blocks only the thread that queries it: another
-//! thread goes on with the other cards, and the blocked one exits when its call returns.
+//! Which GPU a thread is querying. A GPU that does not answer blocks only the thread that queries it: another
+//! thread goes on with the other GPUs, and the blocked one exits when its call returns.
 
 use std::sync::Arc;
 
@@ -8,41 +8,41 @@ const KEPT_MAX: usize = 16;
 
 #[derive(Default)]
 pub(super) struct Duty {
-    /// Tells the thread that is on duty from those that cards keep.
+    /// Tells the thread that is on duty from those that GPUs keep.
     pub crew: u64,
     /// Where it is, and since when.
     at: Option<(Arc<str>, i64)>,
-    /// The cards that keep a thread, by their uuid.
+    /// The GPUs that keep a thread, by their uuid.
     kept: Vec<Arc<str>>,
 }
 
 impl Duty {
-    /// Whether a card may be queried: not while it blocks a thread.
-    pub fn enter(&mut self, card: &Arc<str>, now_ns: i64) -> bool {
-        let is_free = !self.kept.contains(card);
+    /// Whether a GPU may be queried: not while it blocks a thread.
+    pub fn enter(&mut self, gpu: &Arc<str>, now_ns: i64) -> bool {
+        let is_free = !self.kept.contains(gpu);
         if is_free {
-            self.at = Some((Arc::clone(card), now_ns));
+            self.at = Some((Arc::clone(gpu), now_ns));
         }
         is_free
     }
 
-    /// A card has answered. False: that took too long, and another thread is on duty now.
-    pub fn leave(&mut self, card: &Arc<str>, crew: u64) -> bool {
+    /// A GPU has answered. False: that took too long, and another thread is on duty now.
+    pub fn leave(&mut self, gpu: &Arc<str>, crew: u64) -> bool {
         if crew == self.crew {
             self.at = None;
             return true;
         }
-        self.kept.retain(|kept| kept != card);
+        self.kept.retain(|kept| kept != gpu);
         false
     }
 
-    /// If the thread on duty has been at a card for too long: the number of its replacement.
+    /// If the thread on duty has been at a GPU for too long: the number of its replacement.
     pub fn relief(&mut self, now_ns: i64, most_ns: i64) -> Option<u64> {
-        let (card, since_ns) = self.at.as_ref()?;
+        let (gpu, since_ns) = self.at.as_ref()?;
         if now_ns - since_ns <= most_ns || self.kept.len() >= KEPT_MAX {
             return None;
         }
-        self.kept.push(Arc::clone(card));
+        self.kept.push(Arc::clone(gpu));
         self.at = None;
         self.crew += 1;
         Some(self.crew)
@@ -51,7 +51,7 @@ impl Duty {
     /// No replacement could be started: the blocked thread stays on duty, and its timeout restarts.
     pub fn no_relief(&mut self, now_ns: i64) {
         self.crew -= 1;
-        self.at = self.kept.pop().map(|card| (card, now_ns));
+        self.at = self.kept.pop().map(|gpu| (gpu, now_ns));
     }
 }
 
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_blocked_thread_is_replaced_and_its_card_skipped_until_it_answers() {
+    fn a_blocked_thread_is_replaced_and_its_gpu_skipped_until_it_answers() {
         let (hung, other): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
         let mut duty = Duty::default();
         assert!(duty.enter(&hung, 100));

@@ -13,11 +13,11 @@ use met_host::clock;
 
 use super::duty::Duty;
 use super::library::{Lender, Loaded, lock};
-use super::reading::{ASK_EVERY_NS, Answer, CardGuard, Unknown, read_all};
+use super::reading::{ASK_EVERY_NS, Answer, GpuGuard, Unknown, read_all};
 
-/// A tick waits no longer for an answer. Cards that are idle or cores that are busy make it late.
-pub(super) const TICK_PATIENCE: Duration = Duration::from_millis(2);
-/// A thread that has been at one card for longer is replaced.
+/// A tick waits no longer for an answer. GPUs that are idle or cores that are busy make it late.
+pub(super) const TICK_TIMEOUT: Duration = Duration::from_millis(2);
+/// A thread that has been at one GPU for longer is replaced.
 const KEPT_AFTER_NS: i64 = 500_000_000;
 
 #[derive(Default)]
@@ -45,7 +45,7 @@ struct Shared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Soon,
-    /// The thread is blocked by a card, or busy with an earlier request.
+    /// The thread is blocked by a GPU, or busy with an earlier request.
     InVain,
 }
 
@@ -74,7 +74,7 @@ impl Fast {
         Ok(())
     }
 
-    /// Asks for a reading of every card, if there can be something new.
+    /// Asks for a reading of every GPU, if there can be something new.
     pub fn ask(&self, now_ns: i64) -> Asked {
         let Ok(mut state) = self.shared.state.try_lock() else { return Asked::InVain };
         if state.answered == state.asked && now_ns - state.answer.at_ns < ASK_EVERY_NS {
@@ -96,12 +96,12 @@ impl Fast {
     }
 
     /// Takes the answer; waits for it if it is to come soon.
-    pub fn take(&self, asked: Asked, patience: Duration, into: &mut Answer) {
+    pub fn take(&self, asked: Asked, timeout: Duration, into: &mut Answer) {
         let begin = Instant::now();
         let Ok(mut state) = self.shared.state.try_lock() else { return };
         while asked == Asked::Soon
             && state.answered < state.asked
-            && let Some(left) = patience.checked_sub(begin.elapsed()).filter(|left| !left.is_zero())
+            && let Some(left) = timeout.checked_sub(begin.elapsed()).filter(|left| !left.is_zero())
         {
             state.waited_for = true;
             state = self.shared.done.wait_timeout(state, left).unwrap_or_else(|broken| broken.into_inner()).0;
@@ -177,13 +177,13 @@ fn wait_for_order(shared: &Shared, crew: u64) -> Option<(Option<Loaded>, u64)> {
     }
 }
 
-/// The thread on duty notes at which card it is.
+/// The thread on duty notes at which GPU it is.
 struct OnDuty<'a> {
     shared: &'a Shared,
     crew: u64,
 }
 
-impl CardGuard for OnDuty<'_> {
+impl GpuGuard for OnDuty<'_> {
     fn enter(&mut self, _: usize, id: &Arc<str>, now_ns: i64) -> bool {
         lock(&self.shared.state).duty.enter(id, now_ns)
     }

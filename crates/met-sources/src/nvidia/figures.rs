@@ -1,7 +1,7 @@
-//! What the slow thread reads of one card: levels, its processes, and the expensive readings.
+//! What the slow thread reads of one GPU: levels, its processes, and the expensive readings.
 
 use met_core::MISSING;
-use met_core::gpu::{card, process};
+use met_core::gpu::{device, process};
 use met_host::clock;
 use nvml_wrapper::enum_wrappers::device::{
     Clock, EccCounter, MemoryError, PcieUtilCounter, TemperatureSensor,
@@ -14,7 +14,7 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::activity::{Activity, Monitor};
-use super::library::CardFacts;
+use super::library::GpuFacts;
 use super::{is_lost, is_unsupported, memory_bytes, outcome};
 
 pub(super) const EVERY_MAX_NS: i64 = 20_000_000_000;
@@ -30,9 +30,9 @@ const SAMPLES_MAX: u32 = 1 << 16;
 /// A sample covers at most this time; the driver takes one about this often.
 const COVERED_MAX_US: i64 = 1_000_000;
 
-/// What was read of one card, and when.
+/// What was read of one GPU, and when.
 #[derive(Clone, Default)]
-pub(super) struct SlowCard {
+pub(super) struct SlowGpu {
     pub levels: Levels,
     pub list: ProcessList,
     pub usage: ProcessUse,
@@ -49,17 +49,17 @@ pub(super) struct Levels {
     at_ns: i64,
     /// After how long they and the list are old.
     pub age_max_ns: i64,
-    of_card: [i64; LEVELS.len()],
+    of_gpu: [i64; LEVELS.len()],
     /// Memory in use of each part, in the order of the parts.
     parts_used: Vec<i64>,
-    /// The card was out of reach.
+    /// The GPU was out of reach.
     pub is_lost: bool,
 }
 
-/// The processes on the card.
+/// The processes on the GPU.
 #[derive(Clone, Default)]
 pub(super) struct ProcessList {
-    pub computing: Vec<OnCard>,
+    pub computing: Vec<OnGpu>,
     /// The driver listed those that compute; otherwise an empty list is meaningless.
     pub is_known: bool,
     /// Processes that draw and do not compute, and whether that could not be read.
@@ -71,10 +71,10 @@ pub(super) struct ProcessList {
 #[derive(Clone, Default)]
 pub(super) struct ProcessUse {
     at_ns: i64,
-    /// The card reports it.
+    /// The GPU reports it.
     is_known: bool,
     pub samples: Vec<Sample>,
-    /// The processes on the card then.
+    /// The processes on the GPU then.
     asked_for: Vec<u32>,
     last_seen_us: u64,
 }
@@ -93,11 +93,11 @@ struct Pass {
     pcie_sent: Option<i64>,
 }
 
-/// How busy the units of the card and of its parts were.
+/// How busy the units of the GPU and of its parts were.
 #[derive(Clone, Default)]
 struct UnitActivity {
     at_ns: i64,
-    of_card: Option<Activity>,
+    of_gpu: Option<Activity>,
     of_parts: Vec<Option<Activity>>,
 }
 
@@ -108,9 +108,9 @@ pub(super) struct Faults {
     pub last: Option<i64>,
 }
 
-/// A process that computes on a card.
+/// A process that computes on a GPU.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OnCard {
+pub(super) struct OnGpu {
     pub pid: u32,
     pub memory_bytes: i64,
     pub gpu_instance: u32,
@@ -119,12 +119,12 @@ pub(super) struct OnCard {
 
 /// The columns of what changes slowly, in the order in which it is read.
 const LEVELS: [usize; 6] = [
-    card::TEMPERATURE,
-    card::CLOCK,
-    card::CLOCK_MEMORY,
-    card::THROTTLE,
-    card::MEMORY_USED,
-    card::MEMORY_TOTAL,
+    device::TEMPERATURE,
+    device::CLOCK,
+    device::CLOCK_MEMORY,
+    device::THROTTLE,
+    device::MEMORY_USED,
+    device::MEMORY_TOTAL,
 ];
 
 /// In thousandths.
@@ -137,7 +137,7 @@ pub(super) struct Sample {
     decoder: i64,
 }
 
-impl SlowCard {
+impl SlowGpu {
     /// Every process that is named in it.
     pub fn pids(&self) -> impl Iterator<Item = u32> {
         self.list.pids().chain(self.usage.samples.iter().map(|sample| sample.pid))
@@ -151,21 +151,21 @@ impl SlowCard {
         }
         self.pass.fill(now_ns, cells);
         self.faults.fill(cells);
-        self.activity.fill(self.activity.of_card, now_ns, cells);
+        self.activity.fill(self.activity.of_gpu, now_ns, cells);
     }
 
     /// Of a part, by its position.
     pub fn fill_part(&self, position: usize, now_ns: i64, cells: &mut [i64]) {
-        cells[card::MEMORY_USED] = self.levels.parts_used.get(position).copied().unwrap_or(MISSING);
-        cells[card::LIST_AGE] = self.levels.age_ns(now_ns);
+        cells[device::MEMORY_USED] = self.levels.parts_used.get(position).copied().unwrap_or(MISSING);
+        cells[device::LIST_AGE] = self.levels.age_ns(now_ns);
         self.activity.fill(self.activity.of_parts.get(position).copied().flatten(), now_ns, cells);
     }
 }
 
 impl Default for Levels {
     fn default() -> Levels {
-        let of_card = [MISSING; LEVELS.len()];
-        Levels { at_ns: 0, age_max_ns: 0, of_card, parts_used: Vec::new(), is_lost: false }
+        let of_gpu = [MISSING; LEVELS.len()];
+        Levels { at_ns: 0, age_max_ns: 0, of_gpu, parts_used: Vec::new(), is_lost: false }
     }
 }
 
@@ -181,10 +181,10 @@ impl Levels {
     }
 
     fn fill(&self, now_ns: i64, cells: &mut [i64]) {
-        for (column, level) in LEVELS.into_iter().zip(self.of_card) {
+        for (column, level) in LEVELS.into_iter().zip(self.of_gpu) {
             cells[column] = level;
         }
-        cells[card::LIST_AGE] = self.age_ns(now_ns);
+        cells[device::LIST_AGE] = self.age_ns(now_ns);
     }
 }
 
@@ -194,13 +194,13 @@ impl ProcessList {
         self.computing.iter().map(|info| info.pid).chain(drawing)
     }
 
-    /// How many processes compute on the card; unknown if any list of it could not be read.
+    /// How many processes compute on the GPU; unknown if any list of it could not be read.
     pub fn count(&self) -> i64 {
         let knows_all = self.is_known && !self.drawing_failed;
         if knows_all { self.computing.len() as i64 } else { MISSING }
     }
 
-    /// Whether the driver listed no process on the card.
+    /// Whether the driver listed no process on the GPU.
     pub fn is_empty(&self) -> bool {
         self.count() == 0 && self.drawing.is_empty()
     }
@@ -209,7 +209,7 @@ impl ProcessList {
 impl ProcessUse {
     fn fill_age(&self, now_ns: i64, cells: &mut [i64]) {
         if self.is_known && now_ns - self.at_ns <= PERIODS_MAX * USE_EVERY_MAX_NS {
-            cells[card::USE_AGE] = (now_ns - self.at_ns).max(0);
+            cells[device::USE_AGE] = (now_ns - self.at_ns).max(0);
         }
     }
 
@@ -228,16 +228,16 @@ impl ProcessUse {
 
 impl Pass {
     fn fill(&self, now_ns: i64, cells: &mut [i64]) {
-        cells[card::PASS_AGE] = (now_ns - self.at_ns).max(0);
+        cells[device::PASS_AGE] = (now_ns - self.at_ns).max(0);
         for (column, value) in [
-            (card::ENERGY, self.energy_uj),
-            (card::POWER_LIMIT, self.power_limit),
-            (card::ECC_CORRECTED, self.ecc_corrected),
-            (card::ECC_UNCORRECTED, self.ecc_uncorrected),
-            (card::UTILIZATION_ENCODER, self.encoder),
-            (card::UTILIZATION_DECODER, self.decoder),
-            (card::PCIE_RECEIVED, self.pcie_received),
-            (card::PCIE_SENT, self.pcie_sent),
+            (device::ENERGY, self.energy_uj),
+            (device::POWER_LIMIT, self.power_limit),
+            (device::ECC_CORRECTED, self.ecc_corrected),
+            (device::ECC_UNCORRECTED, self.ecc_uncorrected),
+            (device::UTILIZATION_ENCODER, self.encoder),
+            (device::UTILIZATION_DECODER, self.decoder),
+            (device::PCIE_RECEIVED, self.pcie_received),
+            (device::PCIE_SENT, self.pcie_sent),
         ] {
             cells[column] = value.unwrap_or(MISSING);
         }
@@ -245,7 +245,7 @@ impl Pass {
 }
 
 impl UnitActivity {
-    /// Fills in the activity of the card or of a part, unless it is old.
+    /// Fills in the activity of the GPU or of a part, unless it is old.
     fn fill(&self, activity: Option<Activity>, now_ns: i64, cells: &mut [i64]) {
         let is_fresh = now_ns - self.at_ns <= PERIODS_MAX * ACTIVITY_EVERY_MAX_NS;
         if let Some(activity) = activity.filter(|_| is_fresh) {
@@ -256,43 +256,43 @@ impl UnitActivity {
 
 impl Faults {
     pub fn fill(&self, cells: &mut [i64]) {
-        cells[card::FAULTS] = self.count.unwrap_or(MISSING);
-        cells[card::FAULT_LAST] = self.last.unwrap_or(MISSING);
+        cells[device::FAULTS] = self.count.unwrap_or(MISSING);
+        cells[device::FAULT_LAST] = self.last.unwrap_or(MISSING);
     }
 }
 
-/// How busy the units of a card were since the last time.
+/// How busy the units of a GPU were since the last time.
 pub(super) fn read_activity<'a>(
-    facts: &CardFacts,
+    facts: &GpuFacts,
     nvml: &'a Nvml,
     monitor: &mut Monitor<'a>,
-    figures: &mut SlowCard,
+    figures: &mut SlowGpu,
 ) {
-    monitor.read(facts, nvml, &mut figures.activity.of_card, &mut figures.activity.of_parts);
+    monitor.read(facts, nvml, &mut figures.activity.of_gpu, &mut figures.activity.of_parts);
     figures.activity.at_ns = clock::boottime_ns();
 }
 
-/// Slow values, and the processes on the card.
+/// Slow values, and the processes on the GPU.
 pub(super) fn read_levels(
-    facts: &CardFacts,
+    facts: &GpuFacts,
     device: &Device<'_>,
     buffer: &mut Vec<nvmlProcessInfo_t>,
-    figures: &mut SlowCard,
+    figures: &mut SlowGpu,
 ) {
     let number = |found: Result<i64, NvmlError>| found.unwrap_or(MISSING);
     figures.levels.at_ns = clock::boottime_ns();
     let temperature = device.temperature(TemperatureSensor::Gpu);
-    // A lost card keeps every caller waiting: one call is enough to know.
+    // A lost GPU keeps every caller waiting: one call is enough to know.
     figures.levels.is_lost = temperature.as_ref().is_err_and(is_lost);
     if figures.levels.is_lost {
-        figures.levels.of_card = [MISSING; LEVELS.len()];
+        figures.levels.of_gpu = [MISSING; LEVELS.len()];
         figures.levels.parts_used.clear();
         figures.list.computing.clear();
         figures.list.is_known = false;
         return;
     }
     let (used, total) = memory_of(device);
-    figures.levels.of_card = [
+    figures.levels.of_gpu = [
         number(temperature.map(|celsius| i64::from(celsius) * 1000)),
         number(device.clock_info(Clock::SM).map(i64::from)),
         number(device.clock_info(Clock::Memory).map(i64::from)),
@@ -307,7 +307,7 @@ pub(super) fn read_levels(
     figures.list.is_known =
         list_processes(device, buffer).or_else(|_| list_as_before(device, buffer)).is_ok();
     if figures.list.is_known {
-        figures.list.computing.extend(buffer.iter().map(|info| OnCard {
+        figures.list.computing.extend(buffer.iter().map(|info| OnGpu {
             pid: info.pid,
             memory_bytes: memory_bytes(info.usedGpuMemory),
             gpu_instance: info.gpuInstanceId,
@@ -332,7 +332,7 @@ fn memory_of(device: &Device<'_>) -> (i64, i64) {
     }
 }
 
-/// Processes of a driver older than 510, which has parts of cards from 450 on.
+/// Processes of a driver older than 510, which has parts of GPUs from 450 on.
 fn list_as_before(device: &Device<'_>, buffer: &mut Vec<nvmlProcessInfo_t>) -> Result<(), NvmlError> {
     const NO_PART: u32 = u32::MAX;
     let library = device.nvml().lib();
@@ -390,7 +390,7 @@ fn list_by<T>(buffer: &mut Vec<T>, call: impl Fn(*mut u32, *mut T) -> nvmlReturn
 }
 
 /// Use by process since it was last read.
-pub(super) fn read_use(device: &Device<'_>, figures: &mut SlowCard) {
+pub(super) fn read_use(device: &Device<'_>, figures: &mut SlowGpu) {
     let usage = &mut figures.usage;
     let now_us = clock::realtime_ns() / 1000;
     // The driver's samples bear the time of day. If that was set back, those since then seem to be of before
@@ -415,8 +415,8 @@ pub(super) fn read_use(device: &Device<'_>, figures: &mut SlowCard) {
     }
 }
 
-/// One card's expensive readings. What fails stays unknown until the next pass.
-pub(super) fn pass(device: &Device<'_>, figures: &mut SlowCard) {
+/// One GPU's expensive readings. What fails stays unknown until the next pass.
+pub(super) fn pass(device: &Device<'_>, figures: &mut SlowGpu) {
     let begin_ns = clock::boottime_ns();
     let energy = device.total_energy_consumption();
     let end_ns = clock::boottime_ns();
@@ -493,7 +493,7 @@ fn by_process(raw: &[nvmlProcessUtilizationSample_t], since_us: u64, living: &[u
             let time_us = i64::try_from(entry.timeStamp - before_us).unwrap_or(i64::MAX);
             let time_us = time_us.clamp(1, COVERED_MAX_US);
             (covered_us, before_us) = (covered_us + time_us, entry.timeStamp);
-            // More than all of a card is a fault of the driver's.
+            // More than all of a GPU is a fault of the driver's.
             let add = |sum: &mut i64, percent: u32| *sum += i64::from(percent.min(100)) * 10 * time_us;
             add(&mut sum.utilization, entry.smUtil);
             add(&mut sum.memory, entry.memUtil);
@@ -517,9 +517,9 @@ fn by_process(raw: &[nvmlProcessUtilizationSample_t], since_us: u64, living: &[u
     (found.into_iter().map(mean).collect(), newest_us)
 }
 
-pub(super) fn read_pcie(device: &Device<'_>, figures: &mut SlowCard) {
+pub(super) fn read_pcie(device: &Device<'_>, figures: &mut SlowGpu) {
     // The mean is better than what 20 ms show, and costs less.
-    if figures.activity.of_card.is_some() {
+    if figures.activity.of_gpu.is_some() {
         return;
     }
     // In KB.
@@ -570,10 +570,10 @@ mod tests {
         assert_eq!(used(&entries, 0, &[7, 8]), [(7, 800), (8, 800)]);
     }
 
-    /// A card that computes for two loads alike, as a driver shows them that keeps one or two noisy samples of
+    /// A GPU that computes for two loads alike, as a driver shows them that keeps one or two noisy samples of
     /// each: what the first one is charged of both. Use is read every 4 s, the counter every 20.
     fn share_of_one(seed: u64, seconds: i64) -> f64 {
-        use met_core::card_ledger::{Activity, CardLedger, Claim, Look};
+        use met_core::gpu_ledger::{Activity, Claim, GpuLedger, Look};
         const SECOND_NS: i64 = 1_000_000_000;
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut draw = |most: u64| {
@@ -583,7 +583,7 @@ mod tests {
             random ^= random << 17;
             random % most
         };
-        let mut ledger = CardLedger::default();
+        let mut ledger = GpuLedger::default();
         let mut claims =
             [1, 2].map(|slot| Claim { who: Some(slot), active: 1, held: 1, activity: Activity::Active });
         for at_s in 1..=seconds + 1 {

@@ -1,4 +1,4 @@
-//! NVIDIA's library: found and loaded, and the cards and parts of cards that it shows.
+//! NVIDIA's library: found and loaded, and the GPUs and parts of GPUs that it shows.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::Duration;
 
 use met_core::MISSING;
-use met_core::gpu::card;
+use met_core::gpu::device;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::nvmlDevice_t;
@@ -19,18 +19,18 @@ const LIBRARIES: [&str; 3] =
 
 pub(super) const NO_GPU: &str = "the NVIDIA driver reports no GPU";
 
-/// Some cards take a second to wake up; one that takes longer is left out until it answers.
-const CARD_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5000 });
+/// Some GPUs take a second to wake up; one that takes longer is left out until it answers.
+const GPU_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5000 });
 
-/// The library and the cards it shows; cheap to clone. Dropping the last clone shuts it down, which takes as
+/// The library and the GPUs it shows; cheap to clone. Dropping the last clone shuts it down, which takes as
 /// long as the driver likes: only the source's own threads keep it, and readers for a moment.
 #[derive(Clone)]
 pub(super) struct Loaded {
     /// Tells one loading from the next.
     pub number: u64,
     pub nvml: Arc<Nvml>,
-    pub cards: Arc<[CardFacts]>,
-    /// Cards that are there and cannot be read: their numbers and why.
+    pub gpus: Arc<[GpuFacts]>,
+    /// GPUs that are there and cannot be read: their numbers and why.
     pub lost: Arc<[(u32, String)]>,
     /// One of them has answered since.
     has_answered: Arc<AtomicBool>,
@@ -62,11 +62,11 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone)]
 pub(super) struct Shown {
     pub number: u64,
-    pub cards: Arc<[CardFacts]>,
+    pub gpus: Arc<[GpuFacts]>,
     pub lost: Arc<[(u32, String)]>,
 }
 
-pub(super) struct CardFacts {
+pub(super) struct GpuFacts {
     pub index: u32,
     /// Its uuid.
     pub id: Arc<str>,
@@ -77,15 +77,15 @@ pub(super) struct CardFacts {
     pub parts: Vec<PartFacts>,
 }
 
-/// The library's own name of a card; worth something as long as the library stays loaded.
+/// The library's own name of a GPU; worth something as long as the library stays loaded.
 struct Handle(nvmlDevice_t);
 
 // SAFETY: the library may be called from any thread, and never gives its handles up while it is loaded.
 unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
-impl CardFacts {
-    /// Looking a card up by its number would cost as much as reading it.
+impl GpuFacts {
+    /// Looking a GPU up by its number would cost as much as reading it.
     pub fn device<'a>(&self, nvml: &'a Nvml) -> Device<'a> {
         // SAFETY: the handle comes from this very library, which `Loaded` keeps together with it.
         unsafe { Device::new(self.handle.0, nvml) }
@@ -103,7 +103,7 @@ pub(super) struct PartFacts {
 
 impl PartFacts {
     pub fn device<'a>(&self, nvml: &'a Nvml) -> Device<'a> {
-        // SAFETY: as for the whole card.
+        // SAFETY: as for the whole GPU.
         unsafe { Device::new(self.handle.0, nvml) }
     }
 }
@@ -138,31 +138,31 @@ pub(super) fn load(library: Option<&Path>, number: u64) -> Result<Loaded, String
         return Err(NO_GPU.to_owned());
     }
     let (nvml, has_answered) = (Arc::new(nvml), Arc::default());
-    let (mut cards, mut lost) = (Vec::new(), Vec::new());
+    let (mut gpus, mut lost) = (Vec::new(), Vec::new());
     for index in 0..count {
-        // A card that is lost or not ours does not take the others with it.
+        // A GPU that is lost or not ours does not take the others with it.
         match facts_in_time(&nvml, index, &has_answered) {
-            Ok(Some(facts)) => cards.push(facts),
+            Ok(Some(facts)) => gpus.push(facts),
             Ok(None) => {}
             Err(why) => lost.push((index, why)),
         }
     }
-    if cards.is_empty() {
+    if gpus.is_empty() {
         return Err(format!("no permission to read any of the {count} NVIDIA GPUs"));
     }
-    Ok(Loaded { number, nvml, cards: cards.into(), lost: lost.into(), has_answered })
+    Ok(Loaded { number, nvml, gpus: gpus.into(), lost: lost.into(), has_answered })
 }
 
 impl Loaded {
-    /// Whether a card that did not answer when the library was loaded has answered since.
+    /// Whether a GPU that did not answer when the library was loaded has answered since.
     pub fn has_answered(&self) -> bool {
         self.has_answered.load(Ordering::Relaxed)
     }
 
-    /// The cards that could not be read when the library was loaded, except those that block their callers.
+    /// The GPUs that could not be read when the library was loaded, except those that block their callers.
     pub fn unread(&self, count: u32) -> impl Iterator<Item = u32> {
         let is_silent = |index: u32| self.lost.iter().any(|(lost, why)| *lost == index && why == NO_ANSWER);
-        let is_known = |index: u32| self.cards.iter().any(|facts| facts.index == index);
+        let is_known = |index: u32| self.gpus.iter().any(|facts| facts.index == index);
         (0..count).filter(move |&index| !is_known(index) && !is_silent(index))
     }
 
@@ -172,12 +172,12 @@ impl Loaded {
     }
 }
 
-/// What a card is; nothing if it is not ours to read. One that does not answer keeps a thread of its own.
+/// What a GPU is; nothing if it is not ours to read. One that does not answer keeps a thread of its own.
 fn facts_in_time(
     nvml: &Arc<Nvml>,
     index: u32,
     has_answered: &Arc<AtomicBool>,
-) -> Result<Option<CardFacts>, String> {
+) -> Result<Option<GpuFacts>, String> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let (nvml, has_answered) = (Arc::clone(nvml), Arc::clone(has_answered));
     let ask = move || {
@@ -194,15 +194,15 @@ fn facts_in_time(
     };
     let started = std::thread::Builder::new().name("nvml-card".to_owned()).spawn(ask);
     started.map_err(|error| format!("cannot start a thread for it: {error}"))?;
-    receiver.recv_timeout(CARD_PATIENCE).unwrap_or_else(|_| Err(NO_ANSWER.to_owned()))
+    receiver.recv_timeout(GPU_TIMEOUT).unwrap_or_else(|_| Err(NO_ANSWER.to_owned()))
 }
 
-/// Whether it is another card by now, or has other parts. One that is lost is no change: its handle may work
+/// Whether it is another GPU by now, or has other parts. One that is lost is no change: its handle may work
 /// again, and the others need not suffer for it.
-pub(super) fn is_changed(loaded: &Loaded, known: &CardFacts) -> bool {
-    let uuids = |facts: &CardFacts| -> Vec<String> {
+pub(super) fn is_changed(loaded: &Loaded, known: &GpuFacts) -> bool {
+    let uuids = |facts: &GpuFacts| -> Vec<String> {
         let parts = facts.parts.iter().map(|part| &part.labels);
-        [&facts.labels].into_iter().chain(parts).map(|labels| labels[card::label::UUID].clone()).collect()
+        [&facts.labels].into_iter().chain(parts).map(|labels| labels[device::label::UUID].clone()).collect()
     };
     let now = loaded.nvml.device_by_index(known.index).and_then(|device| facts_of(&device, known.index));
     now.is_ok_and(|now| uuids(&now) != uuids(known))
@@ -212,11 +212,11 @@ fn init(path: &OsStr) -> Result<Nvml, NvmlError> {
     Nvml::builder().lib_path(path).init()
 }
 
-fn facts_of(device: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
+fn facts_of(device: &Device<'_>, index: u32) -> Result<GpuFacts, NvmlError> {
     let uuid = device.uuid()?;
     let name = device.name().unwrap_or_else(|_| "NVIDIA".to_owned());
     let minor = device.minor_number().map(|minor| format!("195:{minor}")).unwrap_or_default();
-    let mut facts = CardFacts {
+    let mut facts = GpuFacts {
         index,
         id: uuid.as_str().into(),
         // SAFETY: kept with the library it comes from.
@@ -246,7 +246,7 @@ fn facts_of(device: &Device<'_>, index: u32) -> Result<CardFacts, NvmlError> {
     Ok(facts)
 }
 
-fn part_facts(device: &Device<'_>, card: u32, position: u32, name: &str, parent: &str) -> Option<PartFacts> {
+fn part_facts(device: &Device<'_>, gpu: u32, position: u32, name: &str, parent: &str) -> Option<PartFacts> {
     let library = device.nvml().lib();
     let id = |symbol: &Result<unsafe extern "C" fn(_, *mut u32) -> _, _>| {
         let symbol = symbol.as_ref().ok()?;
@@ -266,7 +266,7 @@ fn part_facts(device: &Device<'_>, card: u32, position: u32, name: &str, parent:
     let gpu_instance = id(&library.nvmlDeviceGetGpuInstanceId)?;
     let compute_instance = id(&library.nvmlDeviceGetComputeInstanceId)?;
     let labels = vec![
-        format!("{card}.{position}"),
+        format!("{gpu}.{position}"),
         device.uuid().ok()?,
         format!("{name} MIG {slices}g"),
         "nvidia".to_owned(),

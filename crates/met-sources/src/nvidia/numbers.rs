@@ -1,7 +1,7 @@
 //! Maps the pids that the driver reports to processes.
 //!
 //! In a container with its own pid namespace a driver may report pids of the host: the same number is another
-//! process there. A process without an open card cannot be meant. A pid that is not ours is unowned, whatever
+//! process there. A process without an open GPU cannot be meant. A pid that is not ours is unowned, whatever
 //! process has its number here.
 
 use std::collections::HashMap;
@@ -12,8 +12,8 @@ use crate::sysfs;
 
 /// The kernel's name of the initial namespace, where pids are those that drivers report.
 const FIRST_NAMESPACE: &[u8] = b"pid:[4026531836]";
-const CARD_FILES: &[u8] = b"/dev/nvidia";
-/// Descriptors of one process that are searched for cards.
+const GPU_FILES: &[u8] = b"/dev/nvidia";
+/// Descriptors of one process that are searched for GPUs.
 const DESCRIPTORS_MAX: usize = 4096;
 
 pub(super) struct Numbers {
@@ -46,15 +46,15 @@ impl Numbers {
             // An ended process is known from before, or unowned.
             if self.doubtful && start_ticks != 0 {
                 let found = before.get(&(pid, start_ticks)).copied();
-                self.known.insert((pid, start_ticks), found.unwrap_or_else(|| may_have_card(host, pid)));
+                self.known.insert((pid, start_ticks), found.unwrap_or_else(|| may_have_gpu(host, pid)));
             }
             self.met_foreign |= !self.is_ours(pid, start_ticks);
         }
     }
 }
 
-/// Whether a process has a card open, or may not be read.
-fn may_have_card(host: &Host, pid: u32) -> bool {
+/// Whether a process has a GPU open, or may not be read.
+fn may_have_gpu(host: &Host, pid: u32) -> bool {
     let Ok(folder) = host.open_dir(format!("/proc/{pid}/fd")) else { return true };
     let (mut numbers, mut link) = (Vec::new(), Vec::new());
     if folder.list(&mut Vec::new(), |name, _, _| numbers.extend(parse::u32(name))).is_err() {
@@ -63,7 +63,7 @@ fn may_have_card(host: &Host, pid: u32) -> bool {
     numbers
         .into_iter()
         .take(DESCRIPTORS_MAX)
-        .any(|number| folder.read_link(number.to_string(), &mut link).is_ok() && link.starts_with(CARD_FILES))
+        .any(|number| folder.read_link(number.to_string(), &mut link).is_ok() && link.starts_with(GPU_FILES))
 }
 
 #[cfg(test)]
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_pid_namespace_only_processes_with_an_open_card_count() {
+    fn in_a_pid_namespace_only_processes_with_an_open_gpu_count() {
         let (_root, host) = machine("pid:[4026532999]");
         let mut numbers = Numbers::new(&host);
         numbers.meet(&host, [(100, 7), (200, 7), (300, 0)].into_iter());

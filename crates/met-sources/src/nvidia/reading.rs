@@ -1,10 +1,10 @@
-//! What every tick shows of a card: its power and its use. Read by a thread for others, or by the ticking
+//! What every tick shows of a GPU: its power and its use. Read by a thread for others, or by the ticking
 //! thread.
 
 use std::sync::Arc;
 
 use met_core::MISSING;
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_host::clock;
 use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
@@ -12,12 +12,12 @@ use nvml_wrapper::error::NvmlError;
 use super::library::Loaded;
 use super::{NO_ANSWER, is_lost, is_unsupported, needs_reload};
 
-/// Reading more often gives nothing new: a card's power is its mean of a second, its use that of 0.2 to 1 s.
+/// Reading more often gives nothing new: a GPU's power is its mean of a second, its use that of 0.2 to 1 s.
 pub(super) const ASK_EVERY_NS: i64 = if cfg!(test) { 0 } else { 450_000_000 };
-/// An unsupported reading is tried again: during a reset a card reports everything as unsupported.
+/// An unsupported reading is tried again: during a reset a GPU reports everything as unsupported.
 const ASK_AGAIN_NS: i64 = if cfg!(test) { 100_000_000 } else { 60_000_000_000 };
 
-/// What a card showed when it was last asked.
+/// What a GPU showed when it was last asked.
 #[derive(Clone, Debug)]
 pub(super) struct Reading {
     pub at_ns: i64,
@@ -30,7 +30,7 @@ pub(super) struct Reading {
 #[derive(Clone, Debug)]
 pub(super) struct Trouble {
     pub text: String,
-    /// The whole card is out of reach.
+    /// The whole GPU is out of reach.
     pub lost: bool,
     /// The library must be reloaded.
     pub reload: bool,
@@ -51,7 +51,7 @@ impl Reading {
         trouble: None,
     };
 
-    /// Of a card that blocks its callers.
+    /// Of a GPU that blocks its callers.
     fn of_silent(at_ns: i64) -> Reading {
         Reading { at_ns, trouble: Some(Trouble::of_silent()), ..Reading::NOTHING }
     }
@@ -61,37 +61,37 @@ impl Reading {
     }
 
     pub fn fill(&self, cells: &mut [i64]) {
-        cells[card::POWER] = self.power;
-        cells[card::UTILIZATION] = self.utilization;
-        cells[card::UTILIZATION_MEMORY] = self.utilization_memory;
+        cells[device::POWER] = self.power;
+        cells[device::UTILIZATION] = self.utilization;
+        cells[device::UTILIZATION_MEMORY] = self.utilization_memory;
     }
 }
 
-/// A reading of each card.
+/// A reading of each GPU.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answer {
-    /// Of which loading of the library the cards are.
+    /// Of which loading of the library the GPUs are.
     pub loading: u64,
     pub at_ns: i64,
-    pub cards: Vec<Reading>,
+    pub gpus: Vec<Reading>,
 }
 
-/// Guards queries of cards, one after the other.
-pub(super) trait CardGuard {
-    /// Whether the card of this number and uuid may be queried: not while it blocks a thread.
-    fn enter(&mut self, card: usize, id: &Arc<str>, now_ns: i64) -> bool;
+/// Guards queries of GPUs, one after the other.
+pub(super) trait GpuGuard {
+    /// Whether the GPU of this number and uuid may be queried: not while it blocks a thread.
+    fn enter(&mut self, gpu: usize, id: &Arc<str>, now_ns: i64) -> bool;
 
-    /// A card has answered. False: that took so long that another thread has taken over.
+    /// A GPU has answered. False: that took so long that another thread has taken over.
     fn leave(&mut self, id: &Arc<str>) -> bool;
 }
 
-/// Until when power and use of each card are not asked for, because it does not know them.
+/// Until when power and use of each GPU are not asked for, because it does not know them.
 pub(super) type Unknown = Vec<[i64; 2]>;
 
-/// Reads every card. False: one of them took so long that another thread has taken over.
+/// Reads every GPU. False: one of them took so long that another thread has taken over.
 pub(super) fn read_all(
     loaded: Option<&Loaded>,
-    guard: &mut impl CardGuard,
+    guard: &mut impl GpuGuard,
     unknown: &mut Unknown,
     answer: &mut Answer,
 ) -> bool {
@@ -99,20 +99,20 @@ pub(super) fn read_all(
     if std::mem::replace(&mut answer.loading, loading) != loading {
         unknown.clear();
     }
-    answer.cards.clear();
+    answer.gpus.clear();
     let Some(loaded) = loaded else { return true };
-    unknown.resize(loaded.cards.len(), [0; 2]);
-    for (index, (facts, unknown)) in loaded.cards.iter().zip(unknown).enumerate() {
+    unknown.resize(loaded.gpus.len(), [0; 2]);
+    for (index, (facts, unknown)) in loaded.gpus.iter().zip(unknown).enumerate() {
         let now_ns = clock::boottime_ns();
         if !guard.enter(index, &facts.id, now_ns) {
-            answer.cards.push(Reading::of_silent(now_ns));
+            answer.gpus.push(Reading::of_silent(now_ns));
             continue;
         }
         let reading = read(&facts.device(&loaded.nvml), now_ns, unknown);
         if !guard.leave(&facts.id) {
             return false;
         }
-        answer.cards.push(reading);
+        answer.gpus.push(reading);
     }
     true
 }
@@ -131,7 +131,7 @@ fn read(device: &Device<'_>, now_ns: i64, unknown: &mut [i64; 2]) -> Reading {
             Err(error) => reading.trouble = Some(trouble(&error)),
         }
     }
-    // A card that is lost keeps every caller waiting: one call is enough to know.
+    // A GPU that is lost keeps every caller waiting: one call is enough to know.
     if unknown[1] <= now_ns && !reading.trouble.as_ref().is_some_and(|trouble| trouble.lost) {
         match device.utilization_rates() {
             Ok(rates) => {

@@ -1,4 +1,4 @@
-//! The thread for everything that takes milliseconds: loads the library, finds the cards, takes the expensive
+//! The thread for everything that takes milliseconds: loads the library, finds the GPUs, takes the expensive
 //! readings. It works only while ticks request readings, and as often as its cost allows.
 
 use std::collections::BTreeMap;
@@ -16,10 +16,10 @@ use nvml_wrapper::{Device, EventSet};
 use super::activity::Monitor;
 use super::duty::Duty;
 use super::figures::{
-    ACTIVITY_EVERY_MAX_NS, EVERY_MAX_NS, PERIODS_MAX, SlowCard, USE_EVERY_MAX_NS, pass, read_activity,
+    ACTIVITY_EVERY_MAX_NS, EVERY_MAX_NS, PERIODS_MAX, SlowGpu, USE_EVERY_MAX_NS, pass, read_activity,
     read_levels, read_pcie, read_use,
 };
-use super::library::{CardFacts, Lender, Loaded, Shown, is_changed, load, lock};
+use super::library::{GpuFacts, Lender, Loaded, Shown, is_changed, load, lock};
 
 /// One part in this many of a core may be spent: on levels and process lists, on use by process, on the energy
 /// counter and what comes with it, on PCIe. Use by process is a sample, so most is spent on having many.
@@ -33,15 +33,15 @@ const EVERY_MIN_NS: i64 = 900_000_000;
 const LEVELS_EVERY_MAX_NS: i64 = 5_000_000_000;
 const PCIE_EVERY_MIN_NS: i64 = if cfg!(test) { 100_000_000 } else { 10_000_000_000 };
 const PCIE_EVERY_MAX_NS: i64 = 300_000_000_000;
-/// Cards are partitioned, merged, lost and found again while they are read.
+/// GPUs are partitioned, merged, lost and found again while they are read.
 const LAYOUT_EVERY_NS: i64 = if cfg!(test) { 100_000_000 } else { 30_000_000_000 };
 /// A missing driver is searched for this often.
 const RELOAD_EVERY: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_millis(50);
-/// While the library is loaded no card can be reset and no driver reloaded: it is unloaded when no readings are
+/// While the library is loaded no GPU can be reset and no driver reloaded: it is unloaded when no readings are
 /// requested.
 const UNLOAD_AFTER_NS: i64 = if cfg!(test) { 1_500_000_000 } else { 180_000_000_000 };
-/// A thread that has been at one card for longer is replaced. Some cards take a second to wake up.
+/// A thread that has been at one GPU for longer is replaced. Some GPUs take a second to wake up.
 const KEPT_AFTER_NS: i64 = if cfg!(test) { 500_000_000 } else { 5_000_000_000 };
 
 #[derive(Default)]
@@ -51,7 +51,7 @@ pub(super) struct State {
     pub failure: Option<String>,
     /// While the library is being loaded: since when.
     pub loading_since_ns: Option<i64>,
-    pub figures: Vec<SlowCard>,
+    pub figures: Vec<SlowGpu>,
     /// Counts passes.
     pub number: u64,
     /// When more is to be read.
@@ -88,7 +88,7 @@ struct Worker {
     lender: Lender,
     /// Between two looks, as far as that is known.
     interval_ns: i64,
-    /// Whose turn it is: another one's if a card keeps this thread.
+    /// Whose turn it is: another one's if a GPU keeps this thread.
     crew: u64,
     /// What of its CPU time is counted.
     noted_cpu_ns: Arc<AtomicI64>,
@@ -124,13 +124,13 @@ impl Kind {
     }
 }
 
-/// Event sets for critical errors, by card number; `None` where the driver refused. One for each card: a
-/// refusal does not affect the others, and a lost card need not be queried for its identity.
+/// Event sets for critical errors, by GPU number; `None` where the driver refused. One for each GPU: a
+/// refusal does not affect the others, and a lost GPU need not be queried for its identity.
 type Faults<'a> = BTreeMap<u32, Option<EventSet<'a>>>;
 
-/// What is read of the cards of one loading, and when.
+/// What is read of the GPUs of one loading, and when.
 struct Rounds<'a> {
-    figures: Vec<SlowCard>,
+    figures: Vec<SlowGpu>,
     faults: Faults<'a>,
     levels: Kind,
     usage: Kind,
@@ -142,7 +142,7 @@ struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    fn new(figures: Vec<SlowCard>) -> Self {
+    fn new(figures: Vec<SlowGpu>) -> Self {
         Rounds {
             figures,
             faults: Faults::new(),
@@ -186,11 +186,11 @@ impl Slow {
     }
 
     /// Waits until `enough` and says whether that came in time.
-    pub fn wait_until(&self, patience: Duration, enough: impl Fn(&State) -> bool) -> bool {
+    pub fn wait_until(&self, timeout: Duration, enough: impl Fn(&State) -> bool) -> bool {
         let begin = Instant::now();
         let mut state = lock(&self.shared.state);
         while !enough(&state) {
-            let Some(left) = patience.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) else {
+            let Some(left) = timeout.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) else {
                 return false;
             };
             state = self.shared.done.wait_timeout(state, left).unwrap_or_else(|broken| broken.into_inner()).0;
@@ -298,7 +298,7 @@ impl Worker {
         let mut state = lock(&self.shared.state);
         let shown = |loaded: &Loaded| Shown {
             number,
-            cards: Arc::clone(&loaded.cards),
+            gpus: Arc::clone(&loaded.gpus),
             lost: Arc::clone(&loaded.lost),
         };
         state.shown = opened.as_ref().ok().map(shown);
@@ -359,9 +359,9 @@ impl Worker {
     /// Takes the expensive readings on request, until there is a reason to unload the library.
     fn serve(&self, loaded: &Loaded) -> End {
         let known = lock(&self.shared.state).figures.clone();
-        let figures = match known.len() == loaded.cards.len() {
+        let figures = match known.len() == loaded.gpus.len() {
             true => known,
-            false => loaded.cards.iter().map(|_| SlowCard::default()).collect(),
+            false => loaded.gpus.iter().map(|_| SlowGpu::default()).collect(),
         };
         let mut rounds = Rounds::new(figures);
         loop {
@@ -386,14 +386,14 @@ impl Worker {
         }
     }
 
-    /// Queries each card that blocks no thread.
+    /// Queries each GPU that blocks no thread.
     fn each(
         &self,
         loaded: &Loaded,
-        figures: &mut [SlowCard],
-        mut question: impl FnMut(&CardFacts, &Device<'_>, &mut SlowCard),
+        figures: &mut [SlowGpu],
+        mut question: impl FnMut(&GpuFacts, &Device<'_>, &mut SlowGpu),
     ) -> Result<(), Relieved> {
-        for (facts, figures) in loaded.cards.iter().zip(figures) {
+        for (facts, figures) in loaded.gpus.iter().zip(figures) {
             let answer =
                 self.ask(&facts.id, || question(facts, &facts.device(&loaded.nvml), &mut *figures))?;
             figures.silent = answer.is_none();
@@ -401,8 +401,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether there are other cards or parts of cards by now.
-    fn has_changed(&self, loaded: &Loaded, figures: &mut [SlowCard]) -> Result<bool, Relieved> {
+    /// Whether there are other GPUs or parts of GPUs by now.
+    fn has_changed(&self, loaded: &Loaded, figures: &mut [SlowGpu]) -> Result<bool, Relieved> {
         let count = self.ask(&"the driver".into(), || loaded.nvml.device_count().unwrap_or(0))?;
         let mut changed = loaded.has_answered();
         for index in loaded.unread(count.unwrap_or(0)) {
@@ -454,7 +454,7 @@ impl Worker {
             })?;
             passes.end();
         } else if figures.iter().any(|figures| figures.levels.is_lost) {
-            // A job does not outlive the loss of its card for long: the cause is read at once.
+            // A job does not outlive the loss of its GPU for long: the cause is read at once.
             self.each(loaded, figures, |facts, _, figures| {
                 take_faults(faults.get(&facts.index).filter(|_| figures.levels.is_lost), figures);
             })?;
@@ -484,10 +484,10 @@ impl Worker {
     }
 
     /// Hands the figures over and says when more may be read.
-    fn publish(&self, figures: &mut [SlowCard], levels_every_ns: i64) {
-        for card in figures.iter_mut() {
+    fn publish(&self, figures: &mut [SlowGpu], levels_every_ns: i64) {
+        for gpu in figures.iter_mut() {
             // A tick takes over what the tick before has asked for.
-            card.levels.age_max_ns = PERIODS_MAX * levels_every_ns.max(self.interval_ns);
+            gpu.levels.age_max_ns = PERIODS_MAX * levels_every_ns.max(self.interval_ns);
         }
         let mut state = lock(&self.shared.state);
         state.figures.clear();
@@ -500,14 +500,14 @@ impl Worker {
         self.shared.done.notify_all();
     }
 
-    /// Subscribes to critical errors of each card not yet subscribed to.
+    /// Subscribes to critical errors of each GPU not yet subscribed to.
     fn listen<'a>(
         &self,
         loaded: &'a Loaded,
-        figures: &mut [SlowCard],
+        figures: &mut [SlowGpu],
         faults: &mut Faults<'a>,
     ) -> Result<(), Relieved> {
-        if faults.len() == loaded.cards.len() {
+        if faults.len() == loaded.gpus.len() {
             return Ok(());
         }
         self.each(loaded, figures, |facts, _, figures| {
@@ -525,7 +525,7 @@ impl Worker {
 /// Another thread is on duty.
 struct Relieved;
 
-fn take_faults(faults: Option<&Option<EventSet<'_>>>, figures: &mut SlowCard) {
+fn take_faults(faults: Option<&Option<EventSet<'_>>>, figures: &mut SlowGpu) {
     const EVENTS_MAX: usize = 64;
     let Some(Some(faults)) = faults else { return };
     for _ in 0..EVENTS_MAX {

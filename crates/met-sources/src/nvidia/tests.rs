@@ -26,7 +26,7 @@ pub(crate) fn fake_library() -> PathBuf {
 
 fn options(folder: &Path) -> Options {
     let library = folder.join("libnvidia-ml.so.1");
-    Options { nvml_library: Some(library), patience: Duration::from_secs(20), ..Options::default() }
+    Options { nvml_library: Some(library), timeout: Duration::from_secs(20), ..Options::default() }
 }
 
 fn prepare(script: &str) -> tempfile::TempDir {
@@ -109,7 +109,7 @@ fn check(text: String, expected: Expect) {
     expected.assert_eq(&text);
 }
 
-const TWO_CARDS: &str = "driver 1\n\
+const TWO_GPUS: &str = "driver 1\n\
     card 0 uuid=GPU-a name=Fake_H200 power=300000 energy=5000 util=90 memory=3000 total=8000 temperature=61 clock=1980 clock_memory=3201 throttle=4 ecc=2 ecc_bad=0\n\
     card 1 uuid=GPU-b name=Fake_T4 power=70000 util=0 memory=0 total=4000 temperature=30\n\
     process 0 pid=100 memory=1000 sm=60\n\
@@ -117,10 +117,10 @@ const TWO_CARDS: &str = "driver 1\n\
     process 0 pid=555 memory=10\n";
 
 #[test]
-fn two_jobs_and_an_unowned_process_on_one_card() {
-    let mut machine = Machine::new(TWO_CARDS);
+fn two_jobs_and_an_unowned_process_on_one_gpu() {
+    let mut machine = Machine::new(TWO_GPUS);
     let text = machine.read_until(|text| text.contains("energy="));
-    let direct = Machine::by(DriverCalls::Direct, TWO_CARDS).read_until(|text| text.contains("energy="));
+    let direct = Machine::by(DriverCalls::Direct, TWO_GPUS).read_until(|text| text.contains("energy="));
     assert_eq!(text, direct, "whichever thread calls the driver");
     check(
         text,
@@ -136,13 +136,13 @@ fn two_jobs_and_an_unowned_process_on_one_card() {
 
 #[test]
 fn a_process_that_ended_is_still_named_by_what_it_did() {
-    let mut machine = Machine::new(&TWO_CARDS.replace("pid=200 memory=2000", "pid=200 ended=1"));
+    let mut machine = Machine::new(&TWO_GPUS.replace("pid=200 memory=2000", "pid=200 ended=1"));
     let text = machine.read_until(|text| text.contains("energy="));
     assert!(text.contains("200/7 on GPU-a: utilization=300") && text.contains("open=0"), "{text}");
 }
 
 #[test]
-fn parts_of_a_card_are_cards_with_a_parent() {
+fn parts_of_a_gpu_are_gpus_with_a_parent() {
     let mut machine = Machine::new(
         "card 0 uuid=GPU-a name=Fake power=200000 energy=5 memory=30 total=70\n\
          part 0 uuid=MIG-1 slices=3 memory=40 used=5000 gi=1 ci=0\n\
@@ -164,19 +164,19 @@ fn parts_of_a_card_are_cards_with_a_parent() {
 
 #[test]
 fn expensive_readings_and_processes() {
-    let card = "card 0 uuid=GPU-a name=Fake power=200000 limit=350000 energy=5 encoder=7 decoder=3 received=5 sent=6\n\
+    let gpu = "card 0 uuid=GPU-a name=Fake power=200000 limit=350000 energy=5 encoder=7 decoder=3 received=5 sent=6\n\
         process 0 pid=100 memory=9\nprocess 0 pid=200 memory=4 draws=1\n";
     check(
-        Machine::new(card).read_until(|text| text.contains("pcie_sent_rate=6000")),
+        Machine::new(gpu).read_until(|text| text.contains("pcie_sent_rate=6000")),
         expect![[r#"
             0 GPU-a Fake nvidia  195:0: utilization_encoder=70 utilization_decoder=30 power=200000 power_limit=350000 energy=5000 faults=0 pcie_received_rate=5000 pcie_sent_rate=6000 processes=1
             100/7 on GPU-a: memory=9 utilization=0 utilization_memory=0 utilization_encoder=0 utilization_decoder=0 open=1
             200/7 on GPU-a: memory=4 utilization=0 utilization_memory=0 utilization_encoder=0 utilization_decoder=0 open=1
         "#]],
     );
-    // The consumers are not known then, and neither is the number of processes on the card.
+    // The consumers are not known then, and neither is the number of processes on the GPU.
     let read = |code: u32| {
-        let script = format!("{card}error nvmlDeviceGetGraphicsRunningProcesses 0 {code}\n");
+        let script = format!("{gpu}error nvmlDeviceGetGraphicsRunningProcesses 0 {code}\n");
         Machine::new(&script).read_until(|text| text.contains("energy="))
     };
     let failed = read(999);
@@ -187,33 +187,33 @@ fn expensive_readings_and_processes() {
 
 #[test]
 fn an_older_driver_reports_its_memory_by_its_own_call() {
-    let mut machine = Machine::new(&format!("{TWO_CARDS}error nvmlDeviceGetMemoryInfo_v2 0 13\n"));
+    let mut machine = Machine::new(&format!("{TWO_GPUS}error nvmlDeviceGetMemoryInfo_v2 0 13\n"));
     machine.read_until(|text| text.contains("memory_used=3000 memory_total=8000"));
-    machine.script(&format!("{TWO_CARDS}error nvmlDeviceGetMemoryInfo 0 999\n"));
+    machine.script(&format!("{TWO_GPUS}error nvmlDeviceGetMemoryInfo 0 999\n"));
     machine.read_until(|text| !text.contains("memory_total=8000") && text.contains("memory_total=4000"));
 }
 
 #[test]
-fn a_lost_card_leaves_the_other_one_as_it_is() {
-    let mut machine = Machine::new(TWO_CARDS);
+fn a_lost_gpu_leaves_the_other_one_as_it_is() {
+    let mut machine = Machine::new(TWO_GPUS);
     machine.read_until(|text| text.contains("GPU-a"));
-    machine.script(&format!("{TWO_CARDS}error * 0 15\n"));
+    machine.script(&format!("{TWO_GPUS}error * 0 15\n"));
     let text = machine.read_until(|text| text.contains("error"));
     assert!(!text.contains("GPU-a") && text.contains("1 GPU-b Fake T4"), "no zeros for the lost one: {text}");
     assert!(text.contains("error: NVML, GPU 0: "), "{text}");
-    machine.script(TWO_CARDS);
+    machine.script(TWO_GPUS);
     machine.read_until(|text| text.contains("GPU-a") && !text.contains("error"));
 }
 
 #[test]
-fn a_direct_reader_reports_a_lost_card_another_driver_and_unknown_values() {
-    let mut machine = Machine::by(DriverCalls::Direct, TWO_CARDS);
+fn a_direct_reader_reports_a_lost_gpu_another_driver_and_unknown_values() {
+    let mut machine = Machine::by(DriverCalls::Direct, TWO_GPUS);
     machine.read_until(|text| text.contains("power=300000") && text.contains("energy="));
     assert!(!machine.source.begin() && machine.source.errand_cpu_ns() == 0, "there is no thread to be asked");
-    machine.script(&format!("{TWO_CARDS}error * 0 15\n"));
+    machine.script(&format!("{TWO_GPUS}error * 0 15\n"));
     let text = machine.read_until(|text| text.contains("error: NVML, GPU 0: "));
     assert!(!text.contains("GPU-a") && text.contains("1 GPU-b Fake T4"), "{text}");
-    machine.script(&TWO_CARDS.replace("driver 1", "driver 2").replace("energy=5000", "energy=7"));
+    machine.script(&TWO_GPUS.replace("driver 1", "driver 2").replace("energy=5000", "energy=7"));
     machine.read_until(|text| text.contains("energy=7000") && text.contains("power=300000"));
     let other = "driver 2\ncard 0 uuid=GPU-a name=Fake power=1\nerror nvmlDeviceGetUtilizationRates 0 3\n";
     machine.script(other);
@@ -221,21 +221,21 @@ fn a_direct_reader_reports_a_lost_card_another_driver_and_unknown_values() {
 }
 
 #[test]
-fn a_direct_reader_skips_a_card_that_blocks_the_other_thread() {
-    let mut machine = Machine::by(DriverCalls::Direct, TWO_CARDS);
+fn a_direct_reader_skips_a_gpu_that_blocks_the_other_thread() {
+    let mut machine = Machine::by(DriverCalls::Direct, TWO_GPUS);
     machine.read_until(|text| text.contains("energy=") && text.contains("power=300000"));
-    machine.script(&format!("{TWO_CARDS}delay nvmlDeviceGetTemperature 0 3600000\n"));
+    machine.script(&format!("{TWO_GPUS}delay nvmlDeviceGetTemperature 0 3600000\n"));
     // Its power could be read, which is not known yet.
     let text =
         machine.read_until(|text| text.contains("error: NVML, GPU 0: the NVIDIA driver does not answer"));
     assert!(!text.contains("power=300000") && text.contains("power=70000"), "{text}");
-    machine.script(TWO_CARDS);
+    machine.script(TWO_GPUS);
     machine.read_until(|text| text.contains("power=300000") && !text.contains("error"));
 }
 
 #[test]
 fn one_call_that_fails_leaves_the_others() {
-    let mut machine = Machine::new(&format!("{TWO_CARDS}error nvmlDeviceGetPowerUsage 0 999\n"));
+    let mut machine = Machine::new(&format!("{TWO_GPUS}error nvmlDeviceGetPowerUsage 0 999\n"));
     let text = machine.read_until(|text| text.contains("energy=") && text.contains("GPU-b"));
     let first = text.lines().next().unwrap();
     assert!(!first.contains(" power=") && first.contains("temperature=61000"), "{text}");
@@ -244,9 +244,9 @@ fn one_call_that_fails_leaves_the_others() {
 
 #[test]
 fn a_reloaded_driver_is_found_again() {
-    let mut machine = Machine::new(TWO_CARDS);
+    let mut machine = Machine::new(TWO_GPUS);
     machine.read_until(|text| text.contains("energy=5000000"));
-    machine.script(&TWO_CARDS.replace("driver 1", "driver 2").replace("energy=5000", "energy=7"));
+    machine.script(&TWO_GPUS.replace("driver 1", "driver 2").replace("energy=5000", "energy=7"));
     let lost = machine.read_until(|text| text.contains("error"));
     assert!(!lost.contains("power"), "{lost}");
     machine.read_until(|text| text.contains("energy=7000"));
@@ -254,8 +254,8 @@ fn a_reloaded_driver_is_found_again() {
 }
 
 #[test]
-fn a_renumbered_card_has_its_new_number() {
-    let mut machine = Machine::new(TWO_CARDS);
+fn a_renumbered_gpu_has_its_new_number() {
+    let mut machine = Machine::new(TWO_GPUS);
     machine.read_until(|text| text.contains("1 GPU-b"));
     machine.script("driver 2\ncard 0 uuid=GPU-b name=Fake_T4 power=70000 temperature=30\n");
     let text = machine.read_until(|text| text.contains("GPU-b") && !text.contains("error"));
@@ -266,9 +266,9 @@ fn a_renumbered_card_has_its_new_number() {
 #[test]
 fn a_clock_that_is_set_back_makes_no_process_idle() {
     // Samples of a time to come: when the line goes, the clock is set back by an hour.
-    let mut machine = Machine::new(&format!("{TWO_CARDS}clock 0 ahead_us=3600000000\n"));
+    let mut machine = Machine::new(&format!("{TWO_GPUS}clock 0 ahead_us=3600000000\n"));
     machine.read_until(|text| text.contains("100/7 on GPU-a: memory=1000 utilization=600"));
-    machine.script(&TWO_CARDS.replace("sm=60", "sm=70"));
+    machine.script(&TWO_GPUS.replace("sm=60", "sm=70"));
     machine.read_until(|text| {
         assert!(!text.contains("100/7 on GPU-a: memory=1000 utilization=0"), "{text}");
         text.contains("100/7 on GPU-a: memory=1000 utilization=700")
@@ -277,36 +277,36 @@ fn a_clock_that_is_set_back_makes_no_process_idle() {
 
 #[test]
 fn a_critical_error_is_counted_and_named() {
-    let mut machine = Machine::new(&format!("{TWO_CARDS}xid 1 number=79\n"));
+    let mut machine = Machine::new(&format!("{TWO_GPUS}xid 1 number=79\n"));
     machine.read_until(|text| text.contains("faults=1 fault_last=79"));
 }
 
 #[test]
-fn a_card_that_refuses_error_events_affects_no_other_one() {
-    let refused = format!("{TWO_CARDS}error nvmlDeviceRegisterEvents 1 3\nxid 0 number=48\n");
+fn a_gpu_that_refuses_error_events_affects_no_other_one() {
+    let refused = format!("{TWO_GPUS}error nvmlDeviceRegisterEvents 1 3\nxid 0 number=48\n");
     let text = Machine::new(&refused).read_until(|text| text.contains("energy="));
     let second = text.lines().find(|line| line.starts_with("1 GPU-b")).unwrap();
     assert!(text.contains("faults=1 fault_last=48") && !second.contains("faults="), "{text}");
 }
 
 #[test]
-fn why_a_card_was_lost_is_reported_though_it_answers_no_more() {
-    let mut machine = Machine::new(TWO_CARDS);
+fn why_a_gpu_was_lost_is_reported_though_it_answers_no_more() {
+    let mut machine = Machine::new(TWO_GPUS);
     machine.read_until(|text| text.contains("energy="));
-    machine.script(&format!("{TWO_CARDS}error * 0 15\nxid 0 number=79\n"));
+    machine.script(&format!("{TWO_GPUS}error * 0 15\nxid 0 number=79\n"));
     let text = machine.read_until(|text| text.contains("fault_last=79"));
     assert!(text.contains("GPU-a Fake H200 nvidia  195:0: faults=1 fault_last=79\n"), "{text}");
 }
 
 #[test]
-fn a_driver_that_hangs_on_error_events_blocks_no_other_card() {
+fn a_driver_that_hangs_on_error_events_blocks_no_other_gpu() {
     for call in ["nvmlEventSetWait", "nvmlDeviceRegisterEvents"] {
-        let mut machine = Machine::new(&format!("{TWO_CARDS}delay {call} 0 3600000\n"));
+        let mut machine = Machine::new(&format!("{TWO_GPUS}delay {call} 0 3600000\n"));
         machine
             .read_until(|text| text.contains("error: NVML, GPU 0: ") && text.contains("temperature=30000"));
     }
-    // The same when it is queried for other cards.
-    let lost = format!("{TWO_CARDS}error nvmlDeviceGetUUID 0 15\n");
+    // The same when it is queried for other GPUs.
+    let lost = format!("{TWO_GPUS}error nvmlDeviceGetUUID 0 15\n");
     let mut machine = Machine::new(&lost);
     machine.read_until(|text| text.contains("temperature=30000"));
     let hung = format!("{lost}delay nvmlDeviceGetHandleByIndex 0 3600000\n");
@@ -340,19 +340,19 @@ fn without_a_driver_nothing_is_started() {
 
 #[test]
 fn a_call_about_processes_that_fails_is_not_known_and_not_nothing() {
-    let mut machine = Machine::new(TWO_CARDS);
+    let mut machine = Machine::new(TWO_GPUS);
     machine.read_until(|text| text.contains("utilization=600"));
-    machine.script(&format!("{TWO_CARDS}error nvmlDeviceGetProcessUtilization 0 999\n"));
+    machine.script(&format!("{TWO_GPUS}error nvmlDeviceGetProcessUtilization 0 999\n"));
     let text = machine.read_until(|text| text.contains("100/7 on GPU-a: memory=1000 open=1"));
     assert!(!text.contains("utilization=0 utilization_memory=0 utilization_encoder=0"), "{text}");
-    machine.script(&format!("{TWO_CARDS}error nvmlDeviceGetComputeRunningProcesses 0 999\n"));
+    machine.script(&format!("{TWO_GPUS}error nvmlDeviceGetComputeRunningProcesses 0 999\n"));
     let text = machine.read_until(|text| !text.contains("memory=1000 "));
     assert!(!text.lines().next().unwrap().contains("processes="), "{text}");
 }
 
 #[test]
 fn a_process_that_is_no_target_any_more_has_no_beginning() {
-    let mut machine = Machine::new(TWO_CARDS);
+    let mut machine = Machine::new(TWO_GPUS);
     machine.read_until(|text| text.contains("100/7 on GPU-a"));
     machine.targets.tasks.retain(|task| task.pid != 100);
     machine.read_until(|text| text.contains("100/0 on GPU-a"));
@@ -362,12 +362,12 @@ fn a_process_that_is_no_target_any_more_has_no_beginning() {
 fn a_living_unowned_process_is_known_by_its_start() {
     let me = std::process::id();
     let began = Host::real().unwrap().process(me).unwrap().start_ticks;
-    let mut machine = Machine::new(&TWO_CARDS.replace("pid=555", &format!("pid={me}")));
+    let mut machine = Machine::new(&TWO_GPUS.replace("pid=555", &format!("pid={me}")));
     machine.read_until(|text| text.contains(&format!("{me}/{began} on GPU-a")));
 }
 
 #[test]
-fn parts_that_are_made_later_and_a_card_that_was_lost_at_the_beginning_are_found() {
+fn parts_that_are_made_later_and_a_gpu_that_was_lost_at_the_beginning_are_found() {
     let whole = "card 0 uuid=GPU-a name=Fake power=200000 energy=5 memory=30 total=70\n";
     let mut machine = Machine::new(whole);
     machine.read_until(|text| text.contains("GPU-a"));
@@ -375,18 +375,18 @@ fn parts_that_are_made_later_and_a_card_that_was_lost_at_the_beginning_are_found
     machine.read_until(|text| text.contains("MIG-1"));
     machine.script(whole);
     machine.read_until(|text| text.contains("GPU-a") && !text.contains("MIG-1"));
-    let mut machine = Machine::new(&format!("{TWO_CARDS}error * 0 15\n"));
+    let mut machine = Machine::new(&format!("{TWO_GPUS}error * 0 15\n"));
     let lost = machine.read_until(|text| text.contains("GPU-b") && !text.contains("GPU-a"));
     assert!(lost.contains("error: NVML, GPU 0: "), "{lost}");
-    machine.script(TWO_CARDS);
+    machine.script(TWO_GPUS);
     machine.read_until(|text| text.contains("GPU-a"));
 }
 
 #[test]
 fn a_driver_that_does_not_answer_keeps_no_tick_and_nothing_old_is_shown_as_new() {
-    let mut machine = Machine::new(TWO_CARDS);
+    let mut machine = Machine::new(TWO_GPUS);
     machine.read_until(|text| text.contains("energy=") && text.contains("power=300000"));
-    machine.script(&format!("{TWO_CARDS}delay * 0 3600000\n"));
+    machine.script(&format!("{TWO_GPUS}delay * 0 3600000\n"));
     // Each of these reads returns, whatever the driver does.
     let text = machine.read_until(|text| {
         text.contains("does not answer") && !text.contains("power=300000") && text.contains("power=70000")
@@ -396,7 +396,7 @@ fn a_driver_that_does_not_answer_keeps_no_tick_and_nothing_old_is_shown_as_new()
     let text = machine.read_until(|text| !text.contains("temperature=61000"));
     assert!(!text.contains("100/7"), "a list of processes is of its time, too: {text}");
     assert!(text.contains("0 GPU-a") && text.contains("1 GPU-b"), "the cards are still held: {text}");
-    machine.script(TWO_CARDS);
+    machine.script(TWO_GPUS);
     machine.read_until(|text| {
         text.contains("power=300000") && text.contains("temperature=61000") && !text.contains("error")
     });
@@ -404,9 +404,9 @@ fn a_driver_that_does_not_answer_keeps_no_tick_and_nothing_old_is_shown_as_new()
 
 #[test]
 fn a_source_that_is_dropped_waits_for_no_driver() {
-    let mut machine = Machine::new(TWO_CARDS);
+    let mut machine = Machine::new(TWO_GPUS);
     machine.read_until(|text| text.contains("power=300000"));
-    machine.script(&format!("{TWO_CARDS}delay * 0 3600000\ndelay nvmlShutdown 0 3600000\n"));
+    machine.script(&format!("{TWO_GPUS}delay * 0 3600000\ndelay nvmlShutdown 0 3600000\n"));
     machine.read_until(|text| text.contains("does not answer"));
     drop(machine);
 }
@@ -414,11 +414,11 @@ fn a_source_that_is_dropped_waits_for_no_driver() {
 #[test]
 fn a_patient_caller_learns_that_the_driver_does_not_answer() {
     let host = Host::real().unwrap();
-    let brief = |folder: &Path| Options { patience: Duration::from_millis(300), ..options(folder) };
-    let folder = prepare(&format!("{TWO_CARDS}delay nvmlInit 0 3600000\n"));
+    let brief = |folder: &Path| Options { timeout: Duration::from_millis(300), ..options(folder) };
+    let folder = prepare(&format!("{TWO_GPUS}delay nvmlInit 0 3600000\n"));
     let why = open(&host, &brief(folder.path())).err().map(|why| why.to_string());
     assert_eq!(why.as_deref(), Some(NO_ANSWER));
-    let folder = prepare(&format!("{TWO_CARDS}delay nvmlDeviceGetPowerUsage 1 3600000\n"));
+    let folder = prepare(&format!("{TWO_GPUS}delay nvmlDeviceGetPowerUsage 1 3600000\n"));
     let mut source = open(&host, &options(folder.path())).unwrap_or_else(|why| panic!("{why}"));
     source.wait(Duration::from_millis(300));
     let mut batches: Vec<Batch> = SPEC.tables.iter().copied().map(Batch::new).collect();
@@ -427,11 +427,11 @@ fn a_patient_caller_learns_that_the_driver_does_not_answer() {
 }
 
 #[test]
-fn a_figure_that_a_card_did_not_know_for_a_while_comes_back() {
-    let mut machine = Machine::new(&format!("{TWO_CARDS}error nvmlDeviceGetPowerUsage 0 3\n"));
+fn a_figure_that_a_gpu_did_not_know_for_a_while_comes_back() {
+    let mut machine = Machine::new(&format!("{TWO_GPUS}error nvmlDeviceGetPowerUsage 0 3\n"));
     let text = machine.read_until(|text| text.contains("energy="));
     assert!(!text.contains(" power=300000") && !text.contains("error"), "{text}");
-    machine.script(TWO_CARDS);
+    machine.script(TWO_GPUS);
     machine.read_until(|text| text.contains(" power=300000"));
 }
 
@@ -442,7 +442,7 @@ fn an_older_driver_lists_processes_by_its_own_calls() {
             .split(' ')
             .map(|version| format!("error nvmlDeviceGetComputeRunningProcesses{version} 0 13\n"))
             .collect();
-        format!("{TWO_CARDS}{lines}")
+        format!("{TWO_GPUS}{lines}")
     };
     let mut machine = Machine::new(&without("_v3"));
     machine.read_until(|text| text.contains("100/7 on GPU-a: memory=1000") && text.contains("processes=3"));
@@ -458,7 +458,7 @@ fn an_older_driver_lists_processes_by_its_own_calls() {
 
 #[test]
 fn the_library_is_unloaded_when_idle_and_loaded_on_request() {
-    let mut machine = Machine::new(TWO_CARDS);
+    let mut machine = Machine::new(TWO_GPUS);
     machine.read_until(|text| text.contains("energy="));
     let shut_down = machine.folder.path().join("shut_down");
     let begin = Instant::now();
@@ -480,7 +480,7 @@ fn what_a_tick_costs() {
     let ways =
         [("then", DriverCalls::Apart), ("before", DriverCalls::Apart), ("itself", DriverCalls::Direct)];
     for (when, driver_calls) in ways.into_iter().chain(ways) {
-        let mut machine = Machine::by(driver_calls, TWO_CARDS);
+        let mut machine = Machine::by(driver_calls, TWO_GPUS);
         machine.read_until(|text| text.contains("energy="));
         let costs = |machine: &Machine| (clock::thread_cpu_ns(), machine.source.errand_cpu_ns());
         let (tick_ns, thread_ns) = costs(&machine);
@@ -501,15 +501,15 @@ fn what_a_tick_costs() {
 
 #[test]
 fn what_was_asked_for_when_a_tick_began_is_there_when_its_turn_comes() {
-    let mut machine = Machine::new(TWO_CARDS);
+    let mut machine = Machine::new(TWO_GPUS);
     machine.read_until(|text| text.contains("power=300000"));
     let begin = Instant::now();
     loop {
-        machine.script(&TWO_CARDS.replace("power=300000", "power=400000"));
+        machine.script(&TWO_GPUS.replace("power=300000", "power=400000"));
         machine.source.begin();
         std::thread::sleep(Duration::from_millis(20));
         // Whatever comes later is not of this tick.
-        machine.script(TWO_CARDS);
+        machine.script(TWO_GPUS);
         machine.read().unwrap();
         if machine.print().contains("power=400000") {
             break;
@@ -520,13 +520,13 @@ fn what_was_asked_for_when_a_tick_began_is_there_when_its_turn_comes() {
 }
 
 #[test]
-fn one_card_that_hangs_keeps_no_other_one() {
-    let mut machine = Machine::new(TWO_CARDS);
+fn one_gpu_that_hangs_keeps_no_other_one() {
+    let mut machine = Machine::new(TWO_GPUS);
     machine.read_until(|text| text.contains("energy=") && text.contains("power=300000"));
-    let hung = format!("{TWO_CARDS}delay * 0 3600000\n");
+    let hung = format!("{TWO_GPUS}delay * 0 3600000\n");
     machine.script(&hung);
     machine.read_until(|text| text.contains("error: NVML, GPU 0: the NVIDIA driver does not answer"));
-    // Both threads have gone on: what the other card shows from now on is new.
+    // Both threads have gone on: what the other GPU shows from now on is new.
     machine.script(
         &hung
             .replace("power=70000 util=0", "power=80000 util=40")
@@ -534,7 +534,7 @@ fn one_card_that_hangs_keeps_no_other_one() {
     );
     let text = machine.read_until(|text| text.contains("power=80000") && text.contains("temperature=44000"));
     assert!(!text.contains("power=300000"), "{text}");
-    machine.script(TWO_CARDS);
+    machine.script(TWO_GPUS);
     machine.read_until(|text| {
         text.contains("power=300000") && text.contains("temperature=61000") && !text.contains("error")
     });
@@ -543,24 +543,24 @@ fn one_card_that_hangs_keeps_no_other_one() {
 #[test]
 fn all_samples_of_a_process_count() {
     let machine =
-        |sm: &str| Machine::new(&TWO_CARDS.replace("memory=1000 sm=60", &format!("memory=1000 sm={sm}")));
+        |sm: &str| Machine::new(&TWO_GPUS.replace("memory=1000 sm=60", &format!("memory=1000 sm={sm}")));
     machine("20+40+90").read_until(|text| text.contains("100/7 on GPU-a: memory=1000 utilization=500"));
     machine("100").read_until(|text| text.contains("100/7 on GPU-a: memory=1000 utilization=1000"));
 }
 
 #[test]
 fn a_process_without_a_pid_is_unowned_and_reported_by_doctor() {
-    let mut machine = Machine::new(&TWO_CARDS.replace("pid=555", "pid=0"));
+    let mut machine = Machine::new(&TWO_GPUS.replace("pid=555", "pid=0"));
     machine.read_until(|text| text.contains("0/0 on GPU-a: memory=10"));
     assert!(machine.source.shortfall().unwrap().detail.contains("the driver reports host process ids"));
 }
 
 #[test]
 fn rows_of_new_parts_are_not_remembered_for_ever() {
-    let card = "card 0 uuid=GPU-a name=Fake power=200000 energy=5 memory=30 total=70\n";
+    let gpu = "card 0 uuid=GPU-a name=Fake power=200000 energy=5 memory=30 total=70\n";
     let layout = |round: u32| -> String {
         let part = |part: u32| format!("part 0 uuid=MIG-{round}-{part} slices=1 memory=10 gi={part} ci=0\n");
-        card.to_owned() + &(0..7).map(part).collect::<String>()
+        gpu.to_owned() + &(0..7).map(part).collect::<String>()
     };
     let mut machine = Machine::new(&layout(0));
     for round in 1..4 {
@@ -572,11 +572,11 @@ fn rows_of_new_parts_are_not_remembered_for_ever() {
 }
 
 #[test]
-fn a_card_that_hangs_from_the_beginning_is_left_out_until_it_answers() {
-    let mut machine = Machine::new(&format!("{TWO_CARDS}delay nvmlDeviceGetUUID 0 3600000\n"));
+fn a_gpu_that_hangs_from_the_beginning_is_left_out_until_it_answers() {
+    let mut machine = Machine::new(&format!("{TWO_GPUS}delay nvmlDeviceGetUUID 0 3600000\n"));
     let text = machine.read_until(|text| text.contains("GPU-b") && text.contains("power=70000"));
     assert!(!text.contains("GPU-a") && text.contains(&format!("error: NVML, GPU 0: {NO_ANSWER}")), "{text}");
-    machine.script(TWO_CARDS);
+    machine.script(TWO_GPUS);
     machine.read_until(|text| text.contains("GPU-a") && text.contains("power=300000"));
 }
 
@@ -605,17 +605,17 @@ fn the_thread_reads_when_it_is_hurried_though_nothing_is_due() {
     let folder = prepare("card 0 uuid=GPU-a name=Card power=100 utilization=50\n");
     let library = folder.path().join("libnvidia-ml.so.1");
     let slow = Slow::start(Some(library), Lender::default(), Duration::from_secs(1)).unwrap();
-    let patience = Duration::from_secs(30);
-    assert!(slow.wait_until(patience, |state| state.shown.is_some()));
+    let timeout = Duration::from_secs(30);
+    assert!(slow.wait_until(timeout, |state| state.shown.is_some()));
     for number in 1..4 {
         // Only this queries: a glance would, when it is time.
         assert!(slow.hurry(clock::boottime_ns()), "nothing else is under way");
-        assert!(slow.wait_until(patience, |state| state.number >= number));
+        assert!(slow.wait_until(timeout, |state| state.number >= number));
     }
 }
 
 #[test]
-fn a_card_with_gpm_reports_how_busy_its_units_are() {
+fn a_gpu_with_gpm_reports_how_busy_its_units_are() {
     let script = "driver 1\n\
         card 0 uuid=GPU-a name=Fake_H200 power=300000 util=90 total=8000 sent=1 received=1 gpm=1 sm_activity=96 sm_occupancy=14 tensor=93 pcie_rx=14 pcie_tx=5 nvlink_rx=2 nvlink_tx=1\n\
         part 0 uuid=MIG-a slices=3 memory=20 used=9 gi=1 ci=0 sm_activity=40 bandwidth=17\n\

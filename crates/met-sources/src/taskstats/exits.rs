@@ -433,8 +433,8 @@ impl Threads {
         if record.pid.is_some() && !std::mem::replace(&mut self.records_say_process, true) {
             self.processes = FastMap::default();
         }
-        let told = self.processes.remove(&record.tid);
-        record.pid.or(told).unwrap_or(record.tid)
+        let reported = self.processes.remove(&record.tid);
+        record.pid.or(reported).unwrap_or(record.tid)
     }
 
     /// A thread of a process that goes on; false if there is no room for it.
@@ -642,7 +642,7 @@ mod tests {
     }
 
     #[test]
-    fn a_birth_is_told_by_its_parents_process() {
+    fn a_birth_is_reported_by_its_parents_process() {
         let mut message: Vec<u8> = [1u32, 1, 7, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
         message.extend(40u16.to_ne_bytes());
         message.extend([0; 2]);

@@ -329,9 +329,9 @@ packed! {
     MemoryLimit { bytes, kind }
     GpuUse {
         uuid, node, index, name, vendor, parent, held_by, held_since_ns, idle_since_ns, lost_since_ns, held_ns, used_ns,
-        known_ns, paid_ns, utilization, card_utilization, encoder, decoder, copy, memory_mean_bytes,
+        known_ns, paid_ns, utilization, gpu_utilization, encoder, decoder, copy, memory_mean_bytes,
         memory_peak_bytes, memory_total_bytes, energy_active_uj, energy_idle_uj, energy_kind, energy_source,
-        idle_power_mw, idle_power_source, card_power_mw, temperature_max_mc, clock_mean_mhz, clock_max_mhz,
+        idle_power_mw, idle_power_source, gpu_power_mw, temperature_max_mc, clock_mean_mhz, clock_max_mhz,
         throttled, throttled_ns, ecc_corrected, ecc_uncorrected, faults, fault_last, pcie_received_rate,
         pcie_sent_rate, sm_activity, tensor_activity, memory_bandwidth, processes
     }

@@ -10,7 +10,7 @@ use met_core::usage::{
     UsageTooLong, day_of,
 };
 
-use super::{MARK, Result, USAGE_VERSION, added, course_of, mark};
+use super::{MARK, Result, USAGE_VERSION, added, mark, series_of};
 use crate::error::StoreError;
 use crate::query::{Queries, settle};
 use crate::reading::{self, Parts, exact};
@@ -20,7 +20,7 @@ use crate::sql::{self, Sql, in_snapshot};
 /// Jobs that are added while somebody waits; what is beyond them is said to be missing.
 const PENDING_MAX: usize = 2_000;
 /// Of these, only so many are read with their samples.
-const WITH_COURSE_MAX: usize = 200;
+const WITH_SERIES_MAX: usize = 200;
 /// Tries to see rows and mark of one moment, where a database has no snapshots.
 const TRIES: usize = 3;
 
@@ -182,7 +182,7 @@ impl Answering<'_> {
             let before = if has_sums { added(sql, stored.key)? } else { Vec::new() };
             self.take_back(&before, &known, table)?;
             if !stored.record.state.is_live() && stored.record.end_ns.is_some() {
-                self.add_record(&stored.record, number < WITH_COURSE_MAX, self.now_ns, table)?;
+                self.add_record(&stored.record, number < WITH_SERIES_MAX, self.now_ns, table)?;
             }
         }
         if selected.rows < PENDING_MAX {
@@ -247,7 +247,7 @@ impl Answering<'_> {
     fn add_record(
         &self,
         record: &Record,
-        with_course: bool,
+        with_series: bool,
         until_ns: i64,
         table: &mut Table<'_>,
     ) -> std::result::Result<(), Failed> {
@@ -256,8 +256,8 @@ impl Answering<'_> {
         if begins_later || ended_before {
             return Ok(());
         }
-        let course = if with_course { course_of(self.queries, record).unwrap_or(None) } else { None };
-        usage::contribute(record, course.as_ref(), until_ns, &mut |kind, group, day, row| {
+        let series = if with_series { series_of(self.queries, record).unwrap_or(None) } else { None };
+        usage::contribute(record, series.as_ref(), until_ns, &mut |kind, group, day, row| {
             if kind == self.ask.kind() && self.accepts(group.into()) {
                 let place = table.place(group)?;
                 table.add(place, day, row, 1);

@@ -17,7 +17,7 @@ use met_store::{
     Filter, JobTimes, LiveFigures, LiveJobs, PageBounds, Queries, RunningJobs, StoreError, Writer,
 };
 
-use super::{MIDNIGHT_S, Place, SECOND_NS, course, finished, running};
+use super::{MIDNIGHT_S, Place, SECOND_NS, finished, running, series};
 
 /// Numbers that look random and are the same in every run.
 pub struct Dice(pub u64);
@@ -122,7 +122,7 @@ fn conditions(dice: &mut Dice, start_s: i64) -> Filter {
         4 => wanted.min_duration_ns = Some(dice.below(4) as i64 * SECOND_NS),
         5 => wanted.min_energy_uj = Some(dice.below(5) as i64 * 1_000_000),
         6 => wanted.max_efficiency = Some(dice.below(5) as f64 / 4.0),
-        7 => filter.with_cards = true,
+        7 => filter.with_gpus = true,
         8 => filter.states = vec![State::Running, State::Failed, State::Lost],
         9 => filter.owner.user = text("ada"),
         10 => filter.times.since_ns = Some((start_s + 2) * SECOND_NS),
@@ -548,7 +548,7 @@ pub fn a_tag_on_a_job_that_waits_in_the_inbox_leaves_its_samples(place: &Place) 
         if has_start {
             dir.write_start(&running(id, place.start_s)).unwrap();
         }
-        dir.write_course(&course(place.start_s * 1000, 1000, 9)).unwrap();
+        dir.write_series(&series(place.start_s * 1000, 1000, 9)).unwrap();
         dir.write_end(&end).unwrap();
         let mut writer = place.writer();
         let change = AnnotationChange { add: vec!["good".into()], ..Default::default() };
@@ -558,7 +558,7 @@ pub fn a_tag_on_a_job_that_waits_in_the_inbox_leaves_its_samples(place: &Place) 
         let imported = writer.import().unwrap();
         assert_eq!(imported.ended.iter().map(|end| &end.key).collect::<Vec<_>>(), [&end.key]);
         assert_eq!(writer.get(&end.key).unwrap().unwrap(), Record { annotation: said, ..end.clone() });
-        place.eventually("its samples are kept", || writer.course(&end.key).unwrap().len() == 9);
+        place.eventually("its samples are kept", || writer.series(&end.key).unwrap().len() == 9);
     }
 }
 

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use met_core::energy::emission::Factor;
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::job::{GpuUse, JobKey, Part, ProcessId, QualityKind, Record, State, Summary};
 use met_core::job_processes::JobProcess;
 use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, READ};
 use met_core::member::Member;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::table::{MILLI, ONE};
 use met_core::work::{Mark, Work};
 use met_core::{Column, JOB, MISSING, Table, Unit};
@@ -29,7 +29,7 @@ mod usage;
 
 use lists::*;
 use reactions::*;
-pub(crate) use samples::{MIDNIGHT_S, SECOND_NS, course, finished, running};
+pub(crate) use samples::{MIDNIGHT_S, SECOND_NS, finished, running, series};
 use usage::*;
 
 const DAY_S: i64 = 86_400;
@@ -138,7 +138,7 @@ claims! {
         ended_jobs_are_imported_once_and_bad_entries_left_alone,
         samples_come_back_as_they_were,
         old_samples_are_thinned_where_the_series_are_files,
-        many_courses_are_appended_at_once,
+        many_series_are_appended_at_once,
         large_counters_come_back,
         removing_a_job_removes_its_samples,
         the_series_of_a_device_is_stored_once_and_cut_for_each_job,
@@ -150,12 +150,12 @@ fn ids(records: &[Record]) -> Vec<&str> {
     records.iter().map(|record| record.key.id.as_str()).collect()
 }
 
-fn same(left: &Course, right: &Course) -> bool {
+fn same(left: &Series, right: &Series) -> bool {
     left.times_ms == right.times_ms && left.columns == right.columns
 }
 
 /// A job of a scheduler, as its node tells it and as the two were joined.
-fn told(node: &Record, state: State, asked_ns: i64) -> Record {
+fn reported(node: &Record, state: State, asked_ns: i64) -> Record {
     let mut record = node.clone();
     record.state = state;
     record.manager_state = Some(state.name().to_uppercase());
@@ -244,17 +244,17 @@ pub fn a_node_and_a_scheduler_tell_of_one_job_in_any_order(place: &Place) {
     let orders = [
         vec![
             begin.clone(),
-            told(&begin, State::Running, 1),
-            told(&begin, State::Timeout, 2),
+            reported(&begin, State::Running, 1),
+            reported(&begin, State::Timeout, 2),
             measured.clone(),
         ],
         vec![
             begin.clone(),
-            told(&begin, State::Running, 1),
+            reported(&begin, State::Running, 1),
             measured.clone(),
-            told(&measured, State::Timeout, 2),
+            reported(&measured, State::Timeout, 2),
         ],
-        vec![measured.clone(), told(&measured, State::Timeout, 2), begin.clone()],
+        vec![measured.clone(), reported(&measured, State::Timeout, 2), begin.clone()],
     ];
     for (number, order) in orders.iter().enumerate() {
         let mut writer = place.writer();
@@ -298,7 +298,7 @@ pub fn statements_that_arrive_again_change_nothing(place: &Place) {
 pub fn the_word_of_a_scheduler_outlives_what_a_node_writes_later(place: &Place) {
     let mut writer = place.writer();
     let begin = running(1, place.start_s);
-    let mut suspended = told(&begin, State::Suspended, 1);
+    let mut suspended = reported(&begin, State::Suspended, 1);
     suspended.parts[0].node = "n[1-2]".into();
     writer.put(&begin).unwrap();
     writer.put(&suspended).unwrap();
@@ -314,7 +314,7 @@ pub fn the_word_of_a_scheduler_outlives_what_a_node_writes_later(place: &Place) 
 
 pub fn a_job_is_found_by_the_id_its_users_know(place: &Place) {
     let mut writer = place.writer();
-    let mut record = told(&finished(12, place.start_s), State::Failed, 1);
+    let mut record = reported(&finished(12, place.start_s), State::Failed, 1);
     record.key.manager = "slurm".into();
     writer.put_all(&[record, finished(10, place.start_s)]).unwrap();
     assert_eq!(ids(&writer.find(None, "10_2").unwrap()), ["12"]);
@@ -430,17 +430,17 @@ pub fn old_samples_are_thinned_where_the_series_are_files(place: &Place) {
     let mut writer = place.writer();
     let record = finished(1, place.start_s);
     writer.put(&record).unwrap();
-    let mut whole = course(place.start_s * 1000, 1000, 600);
+    let mut whole = series(place.start_s * 1000, 1000, 600);
     // Uneven: what grows evenly is smaller than its sums.
     for (second, cell) in (0..).zip(&mut whole.columns[CPU]) {
         *cell += second * second * 7919 % 100_003;
     }
-    writer.append_course(&record.key, &whole).unwrap();
-    place.eventually("all samples are there", || writer.course(&record.key).unwrap().len() == 600);
+    writer.append_series(&record.key, &whole).unwrap();
+    place.eventually("all samples are there", || writer.series(&record.key).unwrap().len() == 600);
     let rule = Thinning { after: Duration::from_secs(DAY_S as u64), step: Duration::from_secs(60) };
     let now_ns = (place.start_s + 3 * DAY_S) * SECOND_NS;
     assert!(!met_store::thin(&mut writer, &[rule], &[&JOB], now_ns, Duration::from_secs(60)).unwrap());
-    let left = writer.course(&record.key).unwrap();
+    let left = writer.series(&record.key).unwrap();
     match place.backends.series {
         Some(_) => assert_eq!(left.len(), 600, "an engine decides itself"),
         None => {
@@ -566,12 +566,12 @@ pub fn store_and_inbox_are_shown_as_one(place: &Place) {
 }
 
 pub fn ended_jobs_are_imported_once_and_bad_entries_left_alone(place: &Place) {
-    let samples = course(place.start_s * 1000, 1000, 500);
+    let samples = series(place.start_s * 1000, 1000, 500);
     for id in 1..=4 {
         let dir = JobDir::claim(place.path(), id).unwrap();
         dir.write_start(&running(id, place.start_s)).unwrap();
         if id <= 2 {
-            dir.write_course(&samples).unwrap();
+            dir.write_series(&samples).unwrap();
             dir.write_end(&finished(id, place.start_s)).unwrap();
         }
     }
@@ -585,7 +585,7 @@ pub fn ended_jobs_are_imported_once_and_bad_entries_left_alone(place: &Place) {
     assert!(bad.exists());
     assert!(!JobDir::open(place.path(), 1).path().exists());
     place.eventually("the course is kept", || {
-        same(&writer.course(&finished(2, place.start_s).key).unwrap(), &samples)
+        same(&writer.series(&finished(2, place.start_s).key).unwrap(), &samples)
     });
     assert!(writer.import().unwrap().ended.is_empty());
     assert_eq!(JobDir::reserve(place.path(), 1).unwrap().0, 5);
@@ -594,7 +594,7 @@ pub fn ended_jobs_are_imported_once_and_bad_entries_left_alone(place: &Place) {
 pub fn changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_last(place: &Place) {
     assert_eq!(place.reader().newest_change().unwrap(), 0, "there is no database yet");
     let mut writer = place.writer();
-    let told = |writer: &Writer, mark: i64, limit: usize| -> Vec<(i64, String, State)> {
+    let reported = |writer: &Writer, mark: i64, limit: usize| -> Vec<(i64, String, State)> {
         let changes = writer.changed_after(mark, limit).unwrap();
         changes.into_iter().map(|(number, job)| (number, job.key.id, job.state)).collect()
     };
@@ -602,8 +602,8 @@ pub fn changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_la
     writer
         .put_all(&[running(1, place.start_s), running(2, place.start_s), running(3, place.start_s)])
         .unwrap();
-    assert_eq!(told(&writer, 0, 2), [change(1, "1", State::Running), change(2, "2", State::Running)]);
-    assert_eq!(told(&writer, 2, 2), [change(3, "3", State::Running)]);
+    assert_eq!(reported(&writer, 0, 2), [change(1, "1", State::Running), change(2, "2", State::Running)]);
+    assert_eq!(reported(&writer, 2, 2), [change(3, "3", State::Running)]);
 
     writer.put(&finished(1, place.start_s)).unwrap();
     let since = |start_ns: i64| writer.changed_since(0, Some(start_ns), 9).unwrap().len();
@@ -612,14 +612,14 @@ pub fn changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_la
     let (number, end) = writer.changed_after(3, 9).unwrap().remove(0);
     assert_eq!((number, &end), (4, &finished(1, place.start_s)), "with its totals");
     let all = [(2, "2", State::Running), (3, "3", State::Running), (4, "1", State::Finished)];
-    assert_eq!(told(&writer, 0, 9), all.map(|(number, id, state)| change(number, id, state)));
+    assert_eq!(reported(&writer, 0, 9), all.map(|(number, id, state)| change(number, id, state)));
     writer.put(&running(1, place.start_s)).unwrap();
     assert_eq!(writer.newest_change().unwrap(), 4, "what comes late and changes nothing is no change");
 
     // A job that goes takes its number with it, and nobody gets it again.
     writer.remove(&end.key).unwrap();
     writer.put_instead(&[finished(2, place.start_s)], &[running(3, place.start_s).key]).unwrap();
-    assert_eq!(told(&writer, 0, 9), [change(5, "2", State::Finished)]);
+    assert_eq!(reported(&writer, 0, 9), [change(5, "2", State::Finished)]);
     assert_eq!(writer.newest_change().unwrap(), 5);
 }
 
@@ -638,13 +638,13 @@ pub fn removing_a_job_removes_its_samples(place: &Place) {
     let (gone, kept) = (finished(1, place.start_s), finished(2, place.start_s));
     for record in [&gone, &kept] {
         writer.put(record).unwrap();
-        writer.append_course(&record.key, &course(place.start_s * 1000, 1000, 10)).unwrap();
+        writer.append_series(&record.key, &series(place.start_s * 1000, 1000, 10)).unwrap();
     }
-    place.eventually("its samples are there", || writer.course(&gone.key).unwrap().len() == 10);
+    place.eventually("its samples are there", || writer.series(&gone.key).unwrap().len() == 10);
     writer.remove(&gone.key).unwrap();
     assert_eq!(writer.get(&gone.key).unwrap(), None);
-    place.eventually("its samples are gone", || writer.course(&gone.key).unwrap().is_empty());
-    place.eventually("the other's are not", || writer.course(&kept.key).unwrap().len() == 10);
+    place.eventually("its samples are gone", || writer.series(&gone.key).unwrap().is_empty());
+    place.eventually("the other's are not", || writer.series(&kept.key).unwrap().len() == 10);
 }
 
 pub fn old_jobs_go_and_live_jobs_stay(place: &Place) {
@@ -677,8 +677,8 @@ pub fn any_text_is_kept(place: &Place) {
     let by_user =
         Filter { owner: JobOwner { user: record.user.clone(), ..JobOwner::default() }, ..Filter::default() };
     assert_eq!(writer.jobs(&by_user).unwrap().len(), 1);
-    let with_cards = Filter { with_cards: true, ..Filter::default() };
-    assert_eq!(writer.jobs(&with_cards).unwrap(), [], "a command that looks like one is no card");
+    let with_gpus = Filter { with_gpus: true, ..Filter::default() };
+    assert_eq!(writer.jobs(&with_gpus).unwrap(), [], "a command that looks like one is no card");
 }
 
 pub fn there_is_nothing_before_there_is_a_store(place: &Place) {
@@ -701,34 +701,35 @@ pub fn samples_come_back_as_they_were(place: &Place) {
     let mut writer = place.writer();
     let record = running(1, place.start_s);
     writer.put(&record).unwrap();
-    let whole = course(place.start_s * 1000 + 7, 1000, 1000);
+    let whole = series(place.start_s * 1000 + 7, 1000, 1000);
     let part = |begin: usize, end: usize| whole.part(begin, end);
     for begin in (0..1000).step_by(77) {
         // Each piece overlaps the one before: what is there already is skipped.
-        writer.append_course(&record.key, &part(begin.max(5) - 5, 1000.min(begin + 77))).unwrap();
+        writer.append_series(&record.key, &part(begin.max(5) - 5, 1000.min(begin + 77))).unwrap();
     }
-    place.eventually("all samples are there", || same(&writer.course(&record.key).unwrap(), &whole));
+    place.eventually("all samples are there", || same(&writer.series(&record.key).unwrap(), &whole));
     let reader = place.reader();
-    assert!(same(&reader.course(&record.key).unwrap(), &whole));
-    let between = reader.course_between(&record.key, whole.times_ms[900], whole.times_ms[950]).unwrap();
+    assert!(same(&reader.series(&record.key).unwrap(), &whole));
+    let between =
+        reader.series_of_job_between(&record.key, whole.times_ms[900], whole.times_ms[950]).unwrap();
     assert!(same(&between, &part(900, 951)), "both ends are in it");
     let mut later = record.key.clone();
     later.incarnation += 1;
-    assert!(reader.course(&later).unwrap().is_empty(), "a requeued job is another one");
+    assert!(reader.series(&later).unwrap().is_empty(), "a requeued job is another one");
     assert_eq!(writer.samples_refused(), 0);
 }
 
-pub fn many_courses_are_appended_at_once(place: &Place) {
+pub fn many_series_are_appended_at_once(place: &Place) {
     let mut writer = place.writer();
     let jobs: Vec<Record> = (1..=40).map(|id| running(id, place.start_s)).collect();
     writer.put_all(&jobs).unwrap();
-    let courses: Vec<Course> = (0..40).map(|id| course(place.start_s * 1000 + id, 1000, 60)).collect();
-    let both: Vec<(&JobKey, &Course)> = jobs.iter().map(|job| &job.key).zip(&courses).collect();
-    writer.append_courses(&both).unwrap();
+    let all_series: Vec<Series> = (0..40).map(|id| series(place.start_s * 1000 + id, 1000, 60)).collect();
+    let both: Vec<(&JobKey, &Series)> = jobs.iter().map(|job| &job.key).zip(&all_series).collect();
+    writer.append_all(&both).unwrap();
     // The same once more, as after an answer that was lost.
-    writer.append_courses(&both).unwrap();
-    for (key, course) in both {
-        place.eventually("all samples are there", || same(&writer.course(key).unwrap(), course));
+    writer.append_all(&both).unwrap();
+    for (key, series) in both {
+        place.eventually("all samples are there", || same(&writer.series(key).unwrap(), series));
     }
     assert_eq!(writer.samples_refused(), 0);
 }
@@ -737,7 +738,7 @@ pub fn large_counters_come_back(place: &Place) {
     let mut writer = place.writer();
     let record = running(1, place.start_s);
     writer.put(&record).unwrap();
-    let mut whole = Course::new(&JOB);
+    let mut whole = Series::new(&JOB);
     let mut cells = vec![MISSING; JOB.columns.len()];
     for row in 0..53 {
         // Nanoseconds with every digit in use, and bytes.
@@ -747,9 +748,9 @@ pub fn large_counters_come_back(place: &Place) {
         whole.push((place.start_s + row) * 1000, &cells);
     }
     let limit = 1 << 52;
-    writer.append_course(&record.key, &whole).unwrap();
-    place.eventually("all samples are there", || writer.course(&record.key).unwrap().len() == whole.len());
-    let back = writer.course(&record.key).unwrap();
+    writer.append_series(&record.key, &whole).unwrap();
+    place.eventually("all samples are there", || writer.series(&record.key).unwrap().len() == whole.len());
+    let back = writer.series(&record.key).unwrap();
     assert_eq!(back.columns[READ], whole.columns[READ], "whole numbers are exact in every engine");
     assert_eq!(back.columns[MEMORY_NEEDED], whole.columns[MEMORY_NEEDED], "0 is not missing");
     for (&found, &cell) in back.columns[CPU].iter().zip(&whole.columns[CPU]) {
@@ -774,7 +775,7 @@ fn device(idle_mw: Option<i64>) -> Device {
     }
 }
 
-fn with_card(mut record: Record) -> Record {
+fn with_gpu(mut record: Record) -> Record {
     let held_since_ns = record.start_ns.map(|start_ns| start_ns + SECOND_NS);
     let held_by = "CUDA_VISIBLE_DEVICES".to_owned();
     record.gpus =
@@ -793,14 +794,14 @@ pub fn what_was_learned_of_a_device_stays_until_more_is_known(place: &Place) {
 pub fn a_job_has_its_devices_while_it_runs_and_afterwards(place: &Place) {
     let mut writer = place.writer();
     let key = running(1, place.start_s).key;
-    writer.put(&with_card(running(1, place.start_s))).unwrap();
+    writer.put(&with_gpu(running(1, place.start_s))).unwrap();
     let during = writer.allocations(&key).unwrap();
     assert_eq!((during[0].begin_ns, during[0].end_ns), ((place.start_s + 1) * SECOND_NS, None));
-    writer.put(&with_card(finished(1, place.start_s))).unwrap();
+    writer.put(&with_gpu(finished(1, place.start_s))).unwrap();
     let after = writer.allocations(&key).unwrap();
     assert_eq!((after.len(), after[0].end_ns), (1, Some((place.start_s + 60) * SECOND_NS)));
     writer.put(&finished(2, place.start_s)).unwrap();
-    let filter = Filter { with_cards: true, ..Filter::default() };
+    let filter = Filter { with_gpus: true, ..Filter::default() };
     assert_eq!(writer.jobs(&filter).unwrap().len(), 1, "the others have no card");
     writer.remove(&key).unwrap();
     assert_eq!(writer.allocations(&key).unwrap(), []);
@@ -810,22 +811,22 @@ pub fn a_job_has_its_devices_while_it_runs_and_afterwards(place: &Place) {
 pub fn the_series_of_a_device_is_stored_once_and_cut_for_each_job(place: &Place) {
     let mut writer = place.writer();
     let uuid = format!("GPU-{}", place.start_s);
-    let mut course = Course::new(&card::TABLE);
-    let mut cells = vec![MISSING; card::TABLE.columns.len()];
+    let mut series = Series::new(&device::TABLE);
+    let mut cells = vec![MISSING; device::TABLE.columns.len()];
     // Over midnight: two files.
     for second in -10..10 {
-        cells[card::POWER] = 300_000 + second;
-        course.push((place.start_s + second) * 1000, &cells);
+        cells[device::POWER] = 300_000 + second;
+        series.push((place.start_s + second) * 1000, &cells);
     }
-    writer.append_device(&uuid, &course).unwrap();
+    writer.append_device(&uuid, &series).unwrap();
     let from = |begin_s: i64, end_s: i64| {
-        let course =
-            writer.device_course(&uuid, (place.start_s + begin_s) * 1000, (place.start_s + end_s) * 1000);
-        course.unwrap().columns[card::POWER].clone()
+        let series =
+            writer.device_series(&uuid, (place.start_s + begin_s) * 1000, (place.start_s + end_s) * 1000);
+        series.unwrap().columns[device::POWER].clone()
     };
     place.eventually("all samples are there", || from(-100, 100).len() == 20);
     assert_eq!(from(-2, 1), [299_998, 299_999, 300_000, 300_001]);
-    assert_eq!(writer.device_course("GPU-b", 0, i64::MAX).unwrap().len(), 0);
+    assert_eq!(writer.device_series("GPU-b", 0, i64::MAX).unwrap().len(), 0);
 }
 
 fn factor(since_ns: i64, mg_per_kwh: i64) -> Factor {
@@ -838,15 +839,15 @@ pub fn factors_are_kept_replaced_and_forgotten(place: &Place) {
         writer.put_factor(&factor(since_ns, since_ns)).unwrap();
     }
     writer.put_factor(&factor(20, 25)).unwrap();
-    let told = || -> Vec<(i64, i64)> {
+    let reported = || -> Vec<(i64, i64)> {
         let factors = place.reader().factors().unwrap();
         factors.into_iter().map(|factor| (factor.since_ns, factor.mg_per_kwh)).collect()
     };
-    assert_eq!(told(), [(10, 10), (20, 25), (30, 30)]);
+    assert_eq!(reported(), [(10, 10), (20, 25), (30, 30)]);
     writer.put_factors(15, 30, &[factor(15, 99)]).unwrap();
-    assert_eq!(told(), [(10, 10), (15, 99), (30, 30)]);
+    assert_eq!(reported(), [(10, 10), (15, 99), (30, 30)]);
     writer.retain(&Retention { max_age_ns: Some(10), max_bytes: None }, 35).unwrap();
-    assert_eq!(told(), [(15, 99), (30, 30)], "what held 10 ns ago began before");
+    assert_eq!(reported(), [(15, 99), (30, 30)], "what held 10 ns ago began before");
 }
 
 pub fn a_job_that_was_only_believed_lost_lives_again(place: &Place) {
@@ -856,7 +857,7 @@ pub fn a_job_that_was_only_believed_lost_lives_again(place: &Place) {
     writer.put(&lost).unwrap();
     writer.put(&lives).unwrap();
     assert_eq!(writer.get(&lives.key).unwrap().unwrap().state, State::Lost, "that it lived is old news");
-    let ended = told(&running(2, place.start_s), State::Finished, 7);
+    let ended = reported(&running(2, place.start_s), State::Finished, 7);
     writer.put(&ended).unwrap();
     let keys = [lives.key.clone(), ended.key];
     writer.put_revived(std::slice::from_ref(&lives), &[], &keys).unwrap();
@@ -878,17 +879,17 @@ pub fn a_server_has_the_parts_of_each_node(place: &Place) {
     let mut writer = place.writer();
     // Engines are shared by places.
     let (one, other) = (format!("n{}", place.start_s), format!("m{}", place.start_s));
-    let course = |table: &'static Table, from: i64| {
-        let mut course = Course::new(table);
-        (from..from + 3).for_each(|at| course.push((place.start_s + at) * 1000, &[at * 1000]));
-        course
+    let series = |table: &'static Table, from: i64| {
+        let mut series = Series::new(table);
+        (from..from + 3).for_each(|at| series.push((place.start_s + at) * 1000, &[at * 1000]));
+        series
     };
-    let of_meter = (node_on(&one, "psu 1"), course(&METER, 0));
-    let of_node = (node_on(&one, ""), course(&MACHINE, 10));
-    let elsewhere = (node_on(&other, ""), course(&MACHINE, 20));
-    let card = (device_on(&one, "GPU-a"), course(&METER, 30));
-    let all = [&of_meter, &of_node, &elsewhere, &card].map(|(key, course)| (key, course));
-    writer.append_courses(&all).unwrap();
+    let of_meter = (node_on(&one, "psu 1"), series(&METER, 0));
+    let of_node = (node_on(&one, ""), series(&MACHINE, 10));
+    let elsewhere = (node_on(&other, ""), series(&MACHINE, 20));
+    let gpu = (device_on(&one, "GPU-a"), series(&METER, 30));
+    let all = [&of_meter, &of_node, &elsewhere, &gpu].map(|(key, series)| (key, series));
+    writer.append_all(&all).unwrap();
     let span = ((place.start_s - 60) * 1000, (place.start_s + 60) * 1000);
     let parts = |node: &str| -> Vec<(String, String)> {
         let parts = place.reader().node_parts_on(node, &[&METER, &MACHINE], span.0, span.1).unwrap();

@@ -118,7 +118,7 @@ pub fn jobs_filter(given: &Given) -> Result<JobsFilter, Problem> {
         manager: given.text("manager"),
         states: given.states("state"),
         pid: given.whole("pid").and_then(|pid| u32::try_from(pid).ok()),
-        with_cards: given.flag("gpu"),
+        with_gpus: given.flag("gpu"),
         conditions: Conditions {
             command: given.text("command"),
             partition: given.text("partition"),
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!((filter.owner.user.as_deref(), filter.owner.uid), (Some("ada"), None));
         assert_eq!(filter.states, [State::Running, State::Failed, State::Lost]);
         assert_eq!(filter.times.until_ns.unwrap() - filter.times.since_ns.unwrap(), 1_000_000_000);
-        assert_eq!((filter.page.limit, filter.with_cards, filter.pid), (Some(7), true, Some(12)));
+        assert_eq!((filter.page.limit, filter.with_gpus, filter.pid), (Some(7), true, Some(12)));
         assert_eq!(jobs("user=1000").unwrap().owner.uid, Some(1000));
         assert_eq!(jobs("").unwrap().page.limit, Some(100));
     }
@@ -411,7 +411,7 @@ mod tests {
     fn an_empty_field_of_a_form_is_not_given() {
         let filter = jobs("user=&limit=&state=&since=&gpu=").unwrap();
         assert_eq!((filter.owner.user, filter.page.limit, filter.times.since_ns), (None, Some(100), None));
-        assert!(filter.states.is_empty() && !filter.with_cards);
+        assert!(filter.states.is_empty() && !filter.with_gpus);
     }
 
     #[test]

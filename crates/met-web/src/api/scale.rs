@@ -1,7 +1,7 @@
 //! How a job would run with more or fewer workers, as `met scale` says it.
 
 use met_core::job::{Record, State};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_host::clock;
 use met_insight::answers::Known;
 use met_insight::lineage;
@@ -65,7 +65,7 @@ pub(crate) fn planned(visible: &Visible<'_>, name: &str, given: &Given) -> Resul
             // Only the job itself is looked at more closely.
             match index == 0 && part.is_empty() {
                 true => samples::of_job(visible, run, table, part, all_ms),
-                false => Ok(Course::new(table)),
+                false => Ok(Series::new(table)),
             }
         })
         .map_err(failed)?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use met_core::job::Record;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{Column, DETAIL, JOB, Kind, MISSING, Table, event, gpu};
 use met_host::clock;
 use met_insight::reduced::reduced;
@@ -66,35 +66,35 @@ fn window_ms(asked: &Asked) -> Result<(i64, i64), Problem> {
 
 pub(super) fn of_job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let given = &asked.given;
-    let (card, event) = (given.text("card"), given.text("event"));
-    let selectors = [card.is_some(), event.is_some(), given.flag("details")];
+    let (gpu, event) = (given.text("card"), given.text("event"));
+    let selectors = [gpu.is_some(), event.is_some(), given.flag("details")];
     if selectors.into_iter().filter(|is_given| *is_given).count() > 1 {
         return Err(Problem::asked("one request returns one series; give a single selector"));
     }
     let table: &'static Table = match selectors {
-        [true, ..] => &gpu::card::TABLE,
+        [true, ..] => &gpu::device::TABLE,
         [_, true, _] => &event::TABLE,
         [_, _, true] => &DETAIL,
         _ => &JOB,
     };
-    let part = card.or(event).unwrap_or_default();
+    let part = gpu.or(event).unwrap_or_default();
     let columns = chosen(asked, table)?;
     let window_ms = window_ms(asked)?;
     let record = whole_job(visible, asked.path("job"), "series")?;
     has_part(&record, table, &part)?;
     let (key, start_ns) = (record.key, record.start_ns);
     let page = |after_ms: i64| match table.name {
-        name if name == gpu::card::TABLE.name => visible.card_course(&key, &part, after_ms),
-        name if name == JOB.name => visible.course(&key, after_ms),
+        name if name == gpu::device::TABLE.name => visible.gpu_series(&key, &part, after_ms),
+        name if name == JOB.name => visible.series(&key, after_ms),
         _ => visible.job_series(&key, table, &part, after_ms),
     };
     let mut object = match given.whole("points") {
         Some(points) => {
-            let course = samples::whole(table, window_ms, HELD, page)?;
+            let series = samples::whole(table, window_ms, HELD, page)?;
             let start_ms = start_ns.map(|start_ns| start_ns / 1_000_000);
-            let gaps = resample::gaps(&course, INTERVAL, start_ms);
+            let gaps = resample::gaps(&series, INTERVAL, start_ms);
             let points = usize::try_from(points).unwrap_or(1);
-            reduced(&course, &columns, span(&course, window_ms), points, |_| gaps).object(&course)
+            reduced(&series, &columns, span(&series, window_ms), points, |_| gaps).object(&series)
         }
         None => as_taken(asked, &columns, window_ms, page)?,
     };
@@ -111,7 +111,7 @@ fn has_part(record: &Record, table: &Table, part: &str) -> Result<(), Problem> {
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
         Err(Problem::field(field, format!("the job has no {what} {part:?}; it has {known}")))
     };
-    if table.name == gpu::card::TABLE.name && !record.gpus.iter().any(|gpu| gpu.uuid == part) {
+    if table.name == gpu::device::TABLE.name && !record.gpus.iter().any(|gpu| gpu.uuid == part) {
         return unknown("card", "GPU", record.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect());
     }
     let is_counted = |event: &str| record.events.iter().any(|counted| counted.name == event);
@@ -131,27 +131,27 @@ fn as_taken(
     asked: &Asked,
     columns: &[usize],
     (begin_ms, end_ms): (i64, i64),
-    page: impl Fn(i64) -> Result<Course, Problem>,
+    page: impl Fn(i64) -> Result<Series, Problem>,
 ) -> Result<Map<String, Value>, Problem> {
     let after_ms = asked.given.ns("after").map_or(i64::MIN, |after_ns| after_ns.div_euclid(1_000_000));
-    let mut course = page(after_ms.max(begin_ms.saturating_sub(1)))?;
-    course.truncate(course.times_ms.partition_point(|&time_ms| time_ms < end_ms).min(SAMPLES_MAX));
-    for (index, cells) in course.columns.iter_mut().enumerate() {
+    let mut series = page(after_ms.max(begin_ms.saturating_sub(1)))?;
+    series.truncate(series.times_ms.partition_point(|&time_ms| time_ms < end_ms).min(SAMPLES_MAX));
+    for (index, cells) in series.columns.iter_mut().enumerate() {
         if !columns.contains(&index) {
             cells.fill(MISSING);
         }
     }
-    let last_ms = course.times_ms.last().filter(|_| course.len() == SAMPLES_MAX);
+    let last_ms = series.times_ms.last().filter(|_| series.len() == SAMPLES_MAX);
     let next = last_ms.and_then(|last_ms| json::time(last_ms * 1_000_000));
-    let mut object = json::course(&course);
+    let mut object = json::series(&series);
     object.insert("next".to_owned(), next.into());
     Ok(object)
 }
 
 /// The time that is shown: what was requested, as far as it is limited, else from the first to the last sample.
-fn span(course: &Course, (begin_ms, end_ms): (i64, i64)) -> (i64, i64) {
-    let first_ms = course.times_ms.first().copied().unwrap_or(0);
-    let last_ms = course.times_ms.last().copied().unwrap_or(0);
+fn span(series: &Series, (begin_ms, end_ms): (i64, i64)) -> (i64, i64) {
+    let first_ms = series.times_ms.first().copied().unwrap_or(0);
+    let last_ms = series.times_ms.last().copied().unwrap_or(0);
     (
         if begin_ms == i64::MIN { first_ms } else { begin_ms },
         if end_ms == i64::MAX { last_ms } else { end_ms },
@@ -184,19 +184,19 @@ pub(super) fn of_node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
     };
     let held = (points * NODE_HELD_PER_POINT).max(NODE_HELD_MIN);
     let parts = samples::of_node(visible.query, &node, window_ms, held, is_wanted)?;
-    let mut series = Vec::new();
-    for (part, course) in &parts {
-        let columns = columns.clone().unwrap_or_else(|| (0..course.columns.len()).collect());
-        let gap_ms = resample::look_gap_ms(course.spans_ms(), resample::gap_ms(INTERVAL));
-        let reduced = reduced(course, &columns, window_ms, points, |_| gap_ms.into());
+    let mut listed = Vec::new();
+    for (part, series) in &parts {
+        let columns = columns.clone().unwrap_or_else(|| (0..series.columns.len()).collect());
+        let gap_ms = resample::look_gap_ms(series.spans_ms(), resample::gap_ms(INTERVAL));
+        let reduced = reduced(series, &columns, window_ms, points, |_| gap_ms.into());
         if !reduced.columns.is_empty() {
-            let mut object = reduced.object(course);
+            let mut object = reduced.object(series);
             object.insert("table".to_owned(), part.table.as_str().into());
             object.insert("part".to_owned(), part.part.as_str().into());
-            series.push(Value::Object(object));
+            listed.push(Value::Object(object));
         }
     }
-    Ok(json!({ "node": node, "series": series }))
+    Ok(json!({ "node": node, "series": listed }))
 }
 
 fn too_many() -> Problem {

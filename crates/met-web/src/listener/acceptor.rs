@@ -22,7 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
 
-use super::connection_limits::Seats;
+use super::connection_limits::ConnectionLimits;
 use super::headers;
 use super::idle_timeout::IdleTimeout;
 use super::lobby::{Lobby, Standing};
@@ -49,7 +49,7 @@ pub(super) struct Acceptor {
     router: Router,
     room: Arc<Semaphore>,
     lobby: Arc<Lobby>,
-    seats: Seats,
+    seats: ConnectionLimits,
     rules: Mutex<Rules>,
 }
 
@@ -103,7 +103,7 @@ impl Acceptor {
         let acceptor = Acceptor {
             room: Arc::new(Semaphore::new(options.connections_max)),
             lobby: Arc::default(),
-            seats: Seats::of(options.connections_max),
+            seats: ConnectionLimits::of(options.connections_max),
             rules: Mutex::new(Rules { web: Arc::new(web), files, looked: Instant::now() }),
             options,
             router,

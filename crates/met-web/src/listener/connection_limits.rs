@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 type Taken = Arc<Mutex<HashMap<IpAddr, usize>>>;
 
-pub(super) struct Seats {
+pub(super) struct ConnectionLimits {
     taken: Taken,
     per_address: usize,
 }
@@ -15,10 +15,13 @@ pub(super) struct Seats {
 /// A connection that counts until it is dropped; `None` inside where it is not counted.
 pub(super) struct Seat(Option<(IpAddr, Taken)>);
 
-impl Seats {
+impl ConnectionLimits {
     /// Three quarters are for one address: nodes may come through one gateway.
-    pub(super) fn of(connections_max: usize) -> Seats {
-        Seats { taken: Arc::default(), per_address: (connections_max - connections_max / 4).max(1) }
+    pub(super) fn of(connections_max: usize) -> ConnectionLimits {
+        ConnectionLimits {
+            taken: Arc::default(),
+            per_address: (connections_max - connections_max / 4).max(1),
+        }
     }
 
     /// `None` if this address has as many as it may. This machine's own are not counted.
@@ -57,7 +60,7 @@ mod tests {
 
     #[test]
     fn one_address_leaves_a_quarter_to_others() {
-        let seats = Seats::of(8);
+        let seats = ConnectionLimits::of(8);
         let [one, other, own] = ["10.0.0.1", "10.0.0.2", "::1"].map(|text| text.parse().unwrap());
         let mut taken: Vec<Seat> = (0..6).filter_map(|_| seats.take(one)).collect();
         assert!(taken.len() == 6 && seats.take(one).is_none() && seats.take(other).is_some());

@@ -11,19 +11,19 @@ use tokio::time::{Instant, Sleep};
 
 pub(super) struct IdleTimeout<S> {
     stream: S,
-    patience: Duration,
+    timeout: Duration,
     deadline: Pin<Box<Sleep>>,
 }
 
 impl<S> IdleTimeout<S> {
-    pub(super) fn new(stream: S, patience: Duration) -> IdleTimeout<S> {
-        IdleTimeout { stream, patience, deadline: Box::pin(tokio::time::sleep(patience)) }
+    pub(super) fn new(stream: S, timeout: Duration) -> IdleTimeout<S> {
+        IdleTimeout { stream, timeout, deadline: Box::pin(tokio::time::sleep(timeout)) }
     }
 
     /// Passes on what came of an attempt; one that has to wait does so until the deadline.
     fn judge<T>(&mut self, attempt: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if attempt.is_ready() {
-            let deadline = Instant::now() + self.patience;
+            let deadline = Instant::now() + self.timeout;
             self.deadline.as_mut().reset(deadline);
             return attempt;
         }

@@ -160,9 +160,9 @@ fn changes_something(asked: &Asked) -> bool {
             | Asked::Find(_)
             | Asked::FindAfter { .. }
             | Asked::FindOf { .. }
-            | Asked::Course { .. }
+            | Asked::Series { .. }
             | Asked::JobSeries { .. }
-            | Asked::CardCourse { .. }
+            | Asked::GpuSeries { .. }
             | Asked::Memberships { .. }
             | Asked::Sums { .. }
             | Asked::Usage(_)
@@ -170,8 +170,8 @@ fn changes_something(asked: &Asked) -> bool {
             | Asked::Queues
             | Asked::Nodes
             | Asked::NodeParts { .. }
-            | Asked::NodeCourse { .. }
-            | Asked::NodeCourses { .. }
+            | Asked::NodePartSeries { .. }
+            | Asked::NodeSeries { .. }
     )
 }
 
@@ -246,9 +246,9 @@ mod tests {
         assert_eq!(of(&annotate), (true, "annotate slurm/12".to_owned()));
         assert_eq!(of(&Asked::Nodes), (false, "nodes".to_owned()));
         let cluster = Some("c1".to_owned());
-        let course = Asked::Course { key: JobKey { cluster, ..key }, after_ms: 7 };
-        assert_eq!(of(&course), (false, "course c1/slurm/12".to_owned()));
-        let node = Asked::NodeCourses { node: "n1".into(), after_ms: 7 };
+        let series = Asked::Series { key: JobKey { cluster, ..key }, after_ms: 7 };
+        assert_eq!(of(&series), (false, "course c1/slurm/12".to_owned()));
+        let node = Asked::NodeSeries { node: "n1".into(), after_ms: 7 };
         assert_eq!(of(&node), (false, "node_courses \"n1\"".to_owned()));
         assert!(!of(&Asked::Jobs(Default::default())).0);
         let (is_change, subject) = of(&Asked::Memberships { filter: Default::default() });

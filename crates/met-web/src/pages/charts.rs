@@ -3,10 +3,10 @@
 use met_core::chart::MachineChart;
 pub use met_core::chart::Unit;
 use met_core::event;
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::job::{GpuUse, Record};
 use met_core::job_table as column;
-use met_core::series::{Course, Gaps};
+use met_core::series::{Gaps, Series};
 use met_core::text::escape;
 use met_core::{MISSING, Table};
 use met_insight::average;
@@ -122,20 +122,20 @@ impl Chart {
     }
 
     /// The line that average and peak are of; `None`: of all.
-    fn told_line(&self) -> Option<&Line> {
+    fn reported_line(&self) -> Option<&Line> {
         self.lines.iter().find(|line| Some(line.label.as_str()) == self.of_line)
     }
 
     /// The highest value, as the report has it if it is of the same time.
     pub fn known_peak(&self) -> f64 {
-        let drawn = || self.told_line().map_or_else(|| self.peak(), Line::peak);
+        let drawn = || self.reported_line().map_or_else(|| self.peak(), Line::peak);
         self.reported.peak.unwrap_or_else(drawn)
     }
 
     /// Mean over the time that samples cover, of all lines together where they are parts of a whole, else of the
     /// first; as the report has it if it is of the same time.
     pub fn mean(&self) -> Option<f64> {
-        if let Some(line) = self.told_line() {
+        if let Some(line) = self.reported_line() {
             return self.reported.mean.or(line.mean());
         }
         let lines = if self.stacked { &self.lines[..] } else { self.lines.get(..1)? };
@@ -173,12 +173,12 @@ impl Chart {
 }
 
 /// The charts of a job over a span. What was never read has none, and so has I/O that there was none of.
-pub fn job(record: &Record, course: &Course, span: Span, gaps: Gaps) -> Vec<Chart> {
+pub fn job(record: &Record, series: &Series, span: Span, gaps: Gaps) -> Vec<Chart> {
     const OF_JOB: &str = "of the job";
-    let of = |index: usize| bins(course, index, span, gaps);
+    let of = |index: usize| bins(series, index, span, gaps);
     let chart = |id: &str, title: &str, unit: Unit| Chart::new(id, title, OF_JOB, unit);
     let cores = chart("cpu", "CPU cores", Unit::Cores);
-    let has_split = [column::CPU_USER, column::CPU_SYSTEM].iter().all(|&index| is_read(course, index));
+    let has_split = [column::CPU_USER, column::CPU_SYSTEM].iter().all(|&index| is_read(series, index));
     let cores = match has_split {
         true => cores.stacked().line("user", of(column::CPU_USER)).line("system", of(column::CPU_SYSTEM)),
         false => cores.line("cores", of(column::CPU)),
@@ -200,13 +200,13 @@ pub fn job(record: &Record, course: &Course, span: Span, gaps: Gaps) -> Vec<Char
         .line("I/O", of(column::PRESSURE_IO));
     let gpu_gaps = resample::gpu_gaps(gaps);
     let gpu = chart("gpu", "GPU use, in GPUs", Unit::Cores)
-        .line("use", bins(course, column::GPU_UTILIZATION, span, gpu_gaps));
+        .line("use", bins(series, column::GPU_UTILIZATION, span, gpu_gaps));
     let gpu_memory = chart("gpu-memory", "GPU memory", Unit::Bytes)
-        .line("held", bins(course, column::GPU_MEMORY, span, gpu_gaps));
+        .line("held", bins(series, column::GPU_MEMORY, span, gpu_gaps));
     let gpu_power = chart("gpu-power", "GPU power", Unit::Watts)
-        .line("power", bins(course, column::GPU_POWER, span, gpu_gaps));
+        .line("power", bins(series, column::GPU_POWER, span, gpu_gaps));
     let cores = no_higher(cores, average::cores_peak(record));
-    let [of_cores, of_memory, of_power] = reported(record, course, span);
+    let [of_cores, of_memory, of_power] = reported(record, series, span);
     let cores = Chart { limit: cpu_limit(record), reported: of_cores, ..cores };
     let memory = Chart { limit: memory_limit(record), of_line: Some(NEEDED), reported: of_memory, ..memory };
     let power = Chart { reported: of_power, ..power };
@@ -222,8 +222,8 @@ pub fn job(record: &Record, course: &Course, span: Span, gaps: Gaps) -> Vec<Char
 pub fn by_node<E>(
     record: &Record,
     span: Span,
-    gaps: impl Fn(&Course) -> Gaps,
-    mut series: impl FnMut(&str) -> Result<Course, E>,
+    gaps: impl Fn(&Series) -> Gaps,
+    mut read: impl FnMut(&str) -> Result<Series, E>,
 ) -> Result<Option<Chart>, E> {
     let mut nodes: Vec<(Option<i64>, &str)> = Vec::new();
     for node in &record.nodes {
@@ -241,16 +241,16 @@ pub fn by_node<E>(
     let scope = if is_all { "of the job" } else { "of the job, the busiest and the idlest nodes" };
     let mut chart = Chart::new("cpu-by-node", "CPU cores by node", scope, Unit::Cores);
     for (_, node) in nodes {
-        let course = series(node)?;
-        chart.add(&escape(node), bins(&course, column::CPU, span, gaps(&course)));
+        let series = read(node)?;
+        chart.add(&escape(node), bins(&series, column::CPU, span, gaps(&series)));
     }
     Ok((chart.lines.len() > 1).then_some(chart))
 }
 
 /// What the report says of cores, memory and power, if the span is of the whole job.
-fn reported(record: &Record, course: &Course, span: Span) -> [Reported; 3] {
-    let is_whole = course.times_ms.first().is_none_or(|&first_ms| span.begin_ms <= first_ms)
-        && course.times_ms.last().is_none_or(|&last_ms| last_ms <= span.end_ms);
+fn reported(record: &Record, series: &Series, span: Span) -> [Reported; 3] {
+    let is_whole = series.times_ms.first().is_none_or(|&first_ms| span.begin_ms <= first_ms)
+        && series.times_ms.last().is_none_or(|&last_ms| last_ms <= span.end_ms);
     if !is_whole {
         return [Reported::default(); 3];
     }
@@ -293,19 +293,19 @@ fn memory_limit(record: &Record) -> Option<(&'static str, f64)> {
 }
 
 /// The whole GPUs of a job while it had them, including use by others. `series` reads the samples of one.
-pub fn cards<E>(
+pub fn gpus<E>(
     gpus: &[GpuUse],
     span: Span,
-    gaps: impl Fn(&Course) -> Gaps,
-    mut series: impl FnMut(&GpuUse) -> Result<Course, E>,
+    gaps: impl Fn(&Series) -> Gaps,
+    mut read: impl FnMut(&GpuUse) -> Result<Series, E>,
 ) -> Result<Vec<Chart>, E> {
     let empty =
         |kind: &MachineChart| Chart::new(kind.id, kind.title, "of the whole GPU, all jobs", kind.unit);
-    let mut charts: Vec<Chart> = card::CHARTS.iter().map(empty).collect();
+    let mut charts: Vec<Chart> = device::CHARTS.iter().map(empty).collect();
     for gpu in gpus {
-        let course = series(gpu)?;
-        for (chart, kind) in charts.iter_mut().zip(card::CHARTS) {
-            chart.add(&gpu.label(), bins(&course, kind.plus[0], span, gaps(&course)));
+        let series = read(gpu)?;
+        for (chart, kind) in charts.iter_mut().zip(device::CHARTS) {
+            chart.add(&gpu.label(), bins(&series, kind.plus[0], span, gaps(&series)));
         }
     }
     Ok(charts.into_iter().map(busiest).filter(|chart| !chart.lines.is_empty()).collect())
@@ -315,7 +315,7 @@ pub fn cards<E>(
 pub struct Compared<'a> {
     pub place: usize,
     pub record: &'a Record,
-    pub course: Course,
+    pub series: Series,
     pub begin_ms: i64,
     pub gaps: Gaps,
 }
@@ -331,7 +331,7 @@ pub fn side_by_side(
     let mut highest = 0.0_f64;
     for job in jobs {
         let span = Span { begin_ms: job.begin_ms, end_ms: job.begin_ms + span_ms, bins: count };
-        let bins = bins(&job.course, index, span, job.gaps);
+        let bins = bins(&job.series, index, span, job.gaps);
         let most = average::cores_peak(job.record).filter(|_| index == column::CPU);
         let label = format!("job {}", job.record.label());
         let one = no_higher(Chart::new(id, title, "by job", unit).line(&label, bins), most);
@@ -349,24 +349,24 @@ pub fn side_by_side(
 }
 
 /// How often an event happened in a job, if it did.
-pub fn event(index: usize, name: &str, course: &Course, span: Span, gaps: Gaps) -> Option<Chart> {
+pub fn event(index: usize, name: &str, series: &Series, span: Span, gaps: Gaps) -> Option<Chart> {
     let chart = Chart::new(&format!("event-{index}"), name, "of the job", Unit::PerSecond);
-    Some(chart.line("rate", bins(course, event::COUNT, span, gaps))).filter(Chart::did_something)
+    Some(chart.line("rate", bins(series, event::COUNT, span, gaps))).filter(Chart::did_something)
 }
 
 /// The machine over a span: one chart for each thing that it has and that did something.
 pub fn machine(
     parts: &Parts,
     span: Span,
-    gap_ms: impl Fn(&Course) -> i64,
+    gap_ms: impl Fn(&Series) -> i64,
     limits: [(&str, Option<f64>); 2],
 ) -> Vec<Chart> {
     let chart = |wanted: &MachineChart| {
         let mut chart = Chart::new(wanted.id, wanted.title, "of the machine", wanted.unit);
-        for (part, course) in parts.iter().filter(|(_, course)| std::ptr::eq(course.table, wanted.table)) {
+        for (part, series) in parts.iter().filter(|(_, series)| std::ptr::eq(series.table, wanted.table)) {
             let Some(&first) = wanted.plus.first() else { continue };
-            let combined = resample::combined(course, wanted.plus, wanted.minus);
-            let bins = bins(&combined, first, span, gap_ms(course));
+            let combined = resample::combined(series, wanted.plus, wanted.minus);
+            let bins = bins(&combined, first, span, gap_ms(series));
             let label = if part.part.is_empty() { wanted.title } else { &part.part };
             if bins.iter().flatten().any(|bin| bin.max > 0.0) {
                 chart = chart.line(label, bins);
@@ -394,13 +394,13 @@ fn busiest(mut chart: Chart) -> Chart {
     chart
 }
 
-fn is_read(course: &Course, index: usize) -> bool {
-    course.columns[index].iter().any(|&cell| cell != MISSING)
+fn is_read(series: &Series, index: usize) -> bool {
+    series.columns[index].iter().any(|&cell| cell != MISSING)
 }
 
-fn bins(course: &Course, index: usize, span: Span, gaps: impl Into<Gaps>) -> Vec<Option<Bin>> {
-    let scale = course.table.columns[index].scale;
-    let bins = resample::between(course, index, span.begin_ms, span.end_ms, span.bins, gaps);
+fn bins(series: &Series, index: usize, span: Span, gaps: impl Into<Gaps>) -> Vec<Option<Bin>> {
+    let scale = series.table.columns[index].scale;
+    let bins = resample::between(series, index, span.begin_ms, span.end_ms, span.bins, gaps);
     let scaled = |bin: Bin| Bin { min: bin.min * scale, mean: bin.mean * scale, max: bin.max * scale };
     bins.into_iter().map(|bin| bin.map(scaled)).collect()
 }
@@ -412,18 +412,18 @@ mod tests {
     use super::*;
 
     fn span() -> Span {
-        let course = sample::course();
-        let (begin_ms, end_ms) = (course.times_ms[0], *course.times_ms.last().unwrap());
+        let series = sample::series();
+        let (begin_ms, end_ms) = (series.times_ms[0], *series.times_ms.last().unwrap());
         Span { begin_ms, end_ms, bins: 20 }
     }
 
     #[test]
     fn what_was_never_read_has_no_chart() {
-        let charts = job(&sample::full(1, "train"), &sample::course(), span(), 10_000.into());
+        let charts = job(&sample::full(1, "train"), &sample::series(), span(), 10_000.into());
         let ids: Vec<&str> = charts.iter().map(|chart| chart.id.as_str()).collect();
         assert!(ids.contains(&"cpu") && ids.contains(&"memory") && !ids.contains(&"network"), "{ids:?}");
         assert!(
-            job(&sample::full(1, "train"), &Course::new(&met_core::JOB), span(), 10_000.into()).is_empty()
+            job(&sample::full(1, "train"), &Series::new(&met_core::JOB), span(), 10_000.into()).is_empty()
         );
     }
 
@@ -443,12 +443,12 @@ mod tests {
     }
 
     fn compared(records: &[Record]) -> Vec<Compared<'_>> {
-        let course = |place: usize| if place == 0 { Course::new(&met_core::JOB) } else { sample::course() };
+        let series = |place: usize| if place == 0 { Series::new(&met_core::JOB) } else { sample::series() };
         let job = |(place, record)| Compared {
             place,
             record,
-            course: course(place),
-            begin_ms: sample::course().times_ms[0],
+            series: series(place),
+            begin_ms: sample::series().times_ms[0],
             gaps: 10_000.into(),
         };
         records.iter().enumerate().map(job).collect()
@@ -480,19 +480,19 @@ mod tests {
         record.totals.set(column::MEMORY_NEEDED_PEAK, 123 << 30, kind, "samples");
         record.summaries.set(
             column::MEMORY_NEEDED,
-            *sample::course().summaries(10_000).get(column::MEMORY_NEEDED).unwrap(),
+            *sample::series().summaries(10_000).get(column::MEMORY_NEEDED).unwrap(),
         );
         // Sampling began after the job.
         record.start_ns = Some((span().begin_ms - 700) * 1_000_000);
         let memory = |span: Span| {
-            let charts = job(&record, &sample::course(), span, 10_000.into());
+            let charts = job(&record, &sample::series(), span, 10_000.into());
             charts.into_iter().find(|chart| chart.id == "memory").unwrap()
         };
         let whole = memory(span());
         assert_eq!(whole.known_peak(), 123.0 * (1_u64 << 30) as f64);
         assert_eq!(whole.mean(), average::level(&record, column::MEMORY_NEEDED));
         let part = memory(Span { begin_ms: span().begin_ms + 5_000, ..span() });
-        assert_eq!(part.known_peak(), part.told_line().unwrap().peak());
+        assert_eq!(part.known_peak(), part.reported_line().unwrap().peak());
         assert_eq!(part.reported, Reported::default());
     }
 

@@ -156,18 +156,18 @@ fn table(site: &Site, records: &[Record], rows: &[Row]) -> Markup {
 fn drawn(visible: &Visible<'_>, records: &[Record]) -> Result<(Vec<Chart>, i64), Problem> {
     let mut jobs: Vec<Compared<'_>> = Vec::new();
     for (place, record) in records.iter().enumerate() {
-        let course = samples::whole(&JOB, (i64::MIN, i64::MAX), SAMPLES_KEPT, |after_ms| {
-            visible.course(&record.key, after_ms)
+        let series = samples::whole(&JOB, (i64::MIN, i64::MAX), SAMPLES_KEPT, |after_ms| {
+            visible.series(&record.key, after_ms)
         })?;
         let end_ms = record.end_ns.map(|end_ns| end_ns / 1_000_000);
-        let course = resample::until(Cow::Owned(course), end_ms).into_owned();
-        let begin_ms = record.start_ns.map(|ns| ns / 1_000_000).or(course.times_ms.first().copied());
-        if let Some(begin_ms) = begin_ms.filter(|_| !course.is_empty()) {
-            let gaps = resample::gaps(&course, SAMPLED_EVERY, Some(begin_ms));
-            jobs.push(Compared { place, record, course, begin_ms, gaps });
+        let series = resample::until(Cow::Owned(series), end_ms).into_owned();
+        let begin_ms = record.start_ns.map(|ns| ns / 1_000_000).or(series.times_ms.first().copied());
+        if let Some(begin_ms) = begin_ms.filter(|_| !series.is_empty()) {
+            let gaps = resample::gaps(&series, SAMPLED_EVERY, Some(begin_ms));
+            jobs.push(Compared { place, record, series, begin_ms, gaps });
         }
     }
-    let long = |job: &Compared<'_>| Some(job.course.times_ms.last()? - job.begin_ms);
+    let long = |job: &Compared<'_>| Some(job.series.times_ms.last()? - job.begin_ms);
     let Some(span_ms) = jobs.iter().filter_map(long).max().filter(|&span_ms| span_ms > 0) else {
         return Ok((Vec::new(), 0));
     };

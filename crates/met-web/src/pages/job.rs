@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use jiff::tz::TimeZone;
 use maud::{Markup, html};
 use met_core::job::Record;
-use met_core::series::{Course, SPARSE_MS};
+use met_core::series::{SPARSE_MS, Series};
 use met_core::text::{command_line, escape};
 use met_core::{JOB, Table, event, gpu, units};
 use met_insight::answers::{Answers, GPUS_MAX};
@@ -101,7 +101,7 @@ pub fn file(shown: &Shown<'_>, now_ns: i64, zone: TimeZone) -> Markup {
 pub fn charts_of(
     record: &Record,
     now_ns: i64,
-    mut series: impl FnMut(&'static Table, &str) -> anyhow::Result<Course>,
+    mut series: impl FnMut(&'static Table, &str) -> anyhow::Result<Series>,
 ) -> anyhow::Result<(Vec<Chart>, Option<Span>)> {
     charts_between(record, Window::default(), BINS_IN_FILE, now_ns, &mut series)
 }
@@ -166,7 +166,7 @@ fn shown<'a>(
     let answers = known.answers(record, &earlier, now_ns);
     let window_ms = window.read_ms(now_ns / 1_000_000);
     let mut drawn = |table: &'static Table, part: &str| match known.take(table, part) {
-        Some(course) if !window.is_zoomed() => Ok(course),
+        Some(series) if !window.is_zoomed() => Ok(series),
         _ => samples::of_job(visible, record, table, part, window_ms),
     };
     let (charts, span) =
@@ -179,43 +179,42 @@ fn charts_between(
     window: Window,
     bins: usize,
     now_ns: i64,
-    series: &mut dyn FnMut(&'static Table, &str) -> anyhow::Result<Course>,
+    read: &mut dyn FnMut(&'static Table, &str) -> anyhow::Result<Series>,
 ) -> anyhow::Result<(Vec<Chart>, Option<Span>)> {
-    let course =
-        resample::until(Cow::Owned(series(&JOB, "")?), record.end_ns.map(|end_ns| end_ns / 1_000_000));
+    let series = resample::until(Cow::Owned(read(&JOB, "")?), record.end_ns.map(|end_ns| end_ns / 1_000_000));
     let start_ms = record.start_ns.map(|start_ns| start_ns / 1_000_000);
-    let gaps = |course: &Course| resample::gaps(course, SAMPLED_EVERY, start_ms);
-    let Some(span) = span(record, &course, window, bins, now_ns) else { return Ok((Vec::new(), None)) };
-    let mut drawn = charts::job(record, &course, span, gaps(&course));
-    drop(course);
+    let gaps = |series: &Series| resample::gaps(series, SAMPLED_EVERY, start_ms);
+    let Some(span) = span(record, &series, window, bins, now_ns) else { return Ok((Vec::new(), None)) };
+    let mut drawn = charts::job(record, &series, span, gaps(&series));
+    drop(series);
     // One series is held at a time. A daemon or server of an earlier version has none by node.
-    let by_node = charts::by_node(record, span, gaps, |node| series(&JOB, node));
+    let by_node = charts::by_node(record, span, gaps, |node| read(&JOB, node));
     if let Ok(Some(by_node)) = by_node {
         drawn.insert(drawn.len().min(1), by_node);
     }
     let gpus = &record.gpus[..record.gpus.len().min(GPUS_MAX)];
-    drawn.extend(charts::cards(gpus, span, gaps, |gpu| series(&gpu::card::TABLE, &gpu.uuid))?);
+    drawn.extend(charts::gpus(gpus, span, gaps, |gpu| read(&gpu::device::TABLE, &gpu.uuid))?);
     for (index, of) in record.events.iter().take(EVENTS_MAX).enumerate() {
         // An older daemon has no such series.
-        let course = series(&event::TABLE, &of.name).unwrap_or_else(|_| Course::new(&event::TABLE));
-        drawn.extend(charts::event(index, &of.name, &course, span, gaps(&course)));
+        let series = read(&event::TABLE, &of.name).unwrap_or_else(|_| Series::new(&event::TABLE));
+        drawn.extend(charts::event(index, &of.name, &series, span, gaps(&series)));
     }
     Ok((drawn, Some(span)))
 }
 
 /// What is drawn: the samples, or the part of their time that was asked for. Fewer samples than steps need no more
 /// steps than there are.
-fn span(record: &Record, course: &Course, window: Window, bins: usize, now_ns: i64) -> Option<Span> {
+fn span(record: &Record, series: &Series, window: Window, bins: usize, now_ns: i64) -> Option<Span> {
     /// Two samples are a flat line.
     const SAMPLES_MIN: usize = 3;
-    if course.len() < SAMPLES_MIN {
+    if series.len() < SAMPLES_MIN {
         return None;
     }
-    let (&first_ms, &last_ms) = (course.times_ms.first()?, course.times_ms.last()?);
+    let (&first_ms, &last_ms) = (series.times_ms.first()?, series.times_ms.last()?);
     let last_ms = if record.state.is_live() { last_ms.max(now_ns / 1_000_000 - 2_000) } else { last_ms };
     let begin_ms = window.from_ms.unwrap_or(first_ms).clamp(first_ms, last_ms);
     let end_ms = window.to_ms.unwrap_or(last_ms).clamp(begin_ms, last_ms);
-    let inside = course.times_ms.iter().filter(|ms| (begin_ms..=end_ms).contains(ms)).count();
+    let inside = series.times_ms.iter().filter(|ms| (begin_ms..=end_ms).contains(ms)).count();
     (end_ms > begin_ms).then(|| Span { begin_ms, end_ms, bins: bins.min(inside.max(40)) })
 }
 
@@ -244,7 +243,7 @@ fn content(site: &Site, shown: &Shown<'_>, window: Window, beside: Beside) -> Ma
         (timelines(site, shown, window))
         section id="figures" data-live aria-labelledby="figures-title" {
             h2 id="figures-title" { "Figures" }
-            div.cards { @for section in &report.sections { (self::section(site, section)) } }
+            div.gpus { @for section in &report.sections { (self::section(site, section)) } }
         }
         (job_tables::parts(&report.parts))
         (job_tables::stragglers(record))
@@ -427,7 +426,7 @@ fn zoom(site: &Site, record: &Record, span: Span, window: Window) -> Markup {
 
 fn section(site: &Site, section: &Section) -> Markup {
     html! {
-        section.card {
+        section.gpu {
             h3 {
                 @match &section.heading {
                     Some(heading) => (self::heading(site, heading)),

@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 use met_core::job::State;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::text::escape;
 use met_core::{Table, units};
 use met_insight::resample;
@@ -116,9 +116,9 @@ pub(super) fn limits(node: Option<&NodeStatus>) -> [(&'static str, Option<f64>);
     [("cpu", cpus), ("memory", memory)]
 }
 
-pub(super) fn gap_ms(course: &Course) -> i64 {
+pub(super) fn gap_ms(series: &Series) -> i64 {
     let idle_ms = i64::try_from(IDLE.as_millis()).unwrap_or(i64::MAX / 5) * 5 / 2;
-    resample::gap_ms_of(course, SECOND).max(idle_ms)
+    resample::gap_ms_of(series, SECOND).max(idle_ms)
 }
 
 /// Which parts of a machine are read for charts: those that are drawn, as far as they fit an answer.

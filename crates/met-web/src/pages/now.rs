@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use maud::{Markup, html};
 use met_core::job::{Record, State};
 use met_core::job_table as column;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::text::escape;
 use met_core::units;
 use met_insight::average;
@@ -254,9 +254,9 @@ fn machines_now(nodes: &[NodeStatus], parts: Option<&Parts>) -> MachineNow {
         let known: Option<Vec<f64>> = present.iter().map(|node| of(&node.now)).collect();
         known.filter(|known| !known.is_empty()).map(|known| known.iter().sum::<f64>())
     };
-    let is_sampled = |course: &&Course| std::ptr::eq(course.table, &machine_table::TABLE);
+    let is_sampled = |series: &&Series| std::ptr::eq(series.table, &machine_table::TABLE);
     let own = parts.and_then(|parts| parts.values().find(is_sampled));
-    let own = own.map(|course| MachineNow::of(course, None).0).unwrap_or_default();
+    let own = own.map(|series| MachineNow::of(series, None).0).unwrap_or_default();
     MachineNow {
         busy_cores: own.busy_cores.or_else(|| sum(|now| now.busy_cores)),
         memory_used_bytes: own.memory_used_bytes.or_else(|| sum(|now| now.memory_used_bytes)),

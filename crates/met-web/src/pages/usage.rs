@@ -1,4 +1,4 @@
-//! Use over time: totals, a heat map of the week, the course by day, and a table by user or another group.
+//! Use over time: totals, a heat map of the week, the series by day, and a table by user or another group.
 
 use maud::{Markup, html};
 use met_core::text::escape;
@@ -19,7 +19,7 @@ const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 /// Up to so many days are drawn day by day, up to so many more by week.
 const DAYS_MAX_NS: i64 = 100 * 86_400_000_000_000;
 const WEEKS_MAX_NS: i64 = 800 * 86_400_000_000_000;
-/// Of the course, in its own units.
+/// Of the series, in its own units.
 const HEIGHT: f64 = 100.0;
 
 pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
@@ -32,8 +32,8 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     // Sums of commands are of whole days.
     let zone = UsageAsk { every: Every::HourOfWeek, ..system.clone() };
     let heat = report(visible, &zone)?;
-    let course = UsageAsk { every: course_of(ask.to_ns - ask.from_ns), ..system };
-    let course_report = report(visible, &course)?;
+    let series = UsageAsk { every: series_of(ask.to_ns - ask.from_ns), ..system };
+    let series_report = report(visible, &series)?;
     let content = html! {
         div.head { h1 { "Usage" } }
         (form(site, asked, &ask))
@@ -44,8 +44,8 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
                 (heat_figure(&heat_map(&heat, &zone)))
             }
             section aria-labelledby="course-title" {
-                h2 id="course-title" { "By " (course.every.name()) }
-                (course_figure(&course_report, &course))
+                h2 id="course-title" { "By " (series.every.name()) }
+                (series_figure(&series_report, &series))
             }
         }
         section aria-labelledby="table-title" {
@@ -83,7 +83,7 @@ fn every_words(every: &str) -> String {
     if every == "all" { "whole time".to_owned() } else { every.replace('-', " ") }
 }
 
-fn course_of(length_ns: i64) -> Every {
+fn series_of(length_ns: i64) -> Every {
     match length_ns {
         length if length <= DAYS_MAX_NS => Every::Day,
         length if length <= WEEKS_MAX_NS => Every::Week,
@@ -222,7 +222,7 @@ fn busiest(map: &HeatMap) -> Option<(usize, usize, Heat)> {
 }
 
 /// Bars of core-hours: used, and what was held beyond that.
-fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
+fn series_figure(report: &Report, ask: &UsageAsk) -> Markup {
     let line = |place: usize| report.lines.iter().find(|line| line.period == place);
     let machine = |place: usize| report.machines.iter().find(|line| line.period == place);
     let heights = report.lines.iter().flat_map(|line| [line.core_hours.used, line.core_hours.held]);
@@ -244,7 +244,7 @@ fn course_figure(report: &Report, ask: &UsageAsk) -> Markup {
     let (top, half) = (units::hours(most), units::hours(most / 2.0));
     let middle = named(report.periods.get(count / 2).filter(|_| count > 2));
     html! {
-        figure.course {
+        figure.series {
             div.plot {
                 div.y aria-hidden="true" { span { (top) } @if half != top { span { (half) } } span { "0" } }
                 div.canvas {

@@ -27,7 +27,7 @@ use met_query::setting::Setting;
 /// How often is looked whether a job has ended, and for new processes of one that does not.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// A process that survives SIGKILL for so long hangs in the kernel.
-const KILL_PATIENCE: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub fn cancel(setting: &Setting, args: &CancelArgs) -> Result<i32> {
     let Some(signal) = parse_signal(&args.signal) else {
@@ -162,7 +162,7 @@ fn end_all(setting: &Setting, record: &Record, signal: i32, grace: Duration) -> 
                 }
             }
         }
-        if begin.elapsed() > grace + KILL_PATIENCE {
+        if begin.elapsed() > grace + KILL_TIMEOUT {
             let pids: Vec<_> = living.iter().map(|process| process.id.pid.to_string()).collect();
             bail!("job {}: these processes are still running: {}", record.key.id, pids.join(", "));
         }
@@ -221,11 +221,11 @@ fn send(setting: &Setting, process: ProcessId, signal: i32) -> Result<()> {
 /// When this returns, the end of the job is on disk.
 fn wait_for_supervisor(setting: &Setting, record: &Record) {
     let attached = record.local.as_ref().is_some_and(|local| local.origin == Origin::Attach);
-    let patience = if attached { Duration::from_secs(3) } else { KILL_PATIENCE };
+    let timeout = if attached { Duration::from_secs(3) } else { KILL_TIMEOUT };
     let begin = Instant::now();
     while supervisor(setting, record).is_some()
         && !jobs::waits_for_daemon(setting, record)
-        && begin.elapsed() < patience
+        && begin.elapsed() < timeout
     {
         std::thread::sleep(LOOK_EVERY);
     }

@@ -125,7 +125,7 @@ fn print(
 
 /// Has running jobs sampled more often of which rules want more samples, and returns those that are.
 fn watch<'r>(look: &Look<'r>, records: &'r [Record], all: &mut AllJobs) -> Result<Vec<Wanted<'r>>> {
-    let series = &mut |record: &Record, table, part: &str, _| all.series(record, table, part);
+    let series = &mut |record: &Record, table, part: &str, _| all.part_series(record, table, part);
     let mut wanted = check::wanted(look, records, series)?;
     wanted.sort_by_key(|one| one.wanted_for);
     let of_one_time = wanted.chunk_by(|one, other| one.wanted_for == other.wanted_for);
@@ -145,7 +145,7 @@ fn of_jobs(look: &Look<'_>, records: &[Record], all: &mut Together) -> Result<(V
         .map(|all| {
             move |record: &Record, table: &'static Table, part: &str, wanted| match table.name == JOB.name {
                 true => all.columns(record, wanted),
-                false => all.series(record, table, part),
+                false => all.part_series(record, table, part),
             }
         })
         .collect();

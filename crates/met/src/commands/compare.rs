@@ -51,10 +51,10 @@ pub fn compare(setting: &Setting, args: &CompareArgs) -> Result<i32> {
     }
     let mut compared = Vec::new();
     for record in records {
-        let course = all.course(&record)?;
+        let series = all.series(&record)?;
         let start_ms = record.start_ns.map(|start_ns| start_ns / 1_000_000);
-        let gaps = resample::gaps(&course, setting.config.sampling.shortest(), start_ms);
-        compared.push(Compared { record, course, gaps });
+        let gaps = resample::gaps(&series, setting.config.sampling.shortest(), start_ms);
+        compared.push(Compared { record, series, gaps });
     }
     let style = stdout.style();
     stdout.write_all(compare::render(&compared, now_ns, &style).as_bytes())?;

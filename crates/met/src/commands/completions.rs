@@ -22,7 +22,7 @@ use met_query::setting::Setting;
 pub const COMPLETE: &str = "__complete";
 
 /// A person waits: what takes longer is not completed.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 const JOBS_MAX: usize = 200;
 
 /// Commands that take a job, for shells that need to know.
@@ -153,7 +153,7 @@ pub fn complete(arguments: &[OsString]) {
     let (sender, found) = mpsc::channel();
     // A thread that does not answer is left behind: the process ends.
     std::thread::spawn(move || sender.send(words(&what).unwrap_or_default()));
-    let words = found.recv_timeout(PATIENCE).unwrap_or_default();
+    let words = found.recv_timeout(TIMEOUT).unwrap_or_default();
     let lines: String = words.iter().filter(|word| is_plain(word)).map(|word| format!("{word}\n")).collect();
     let _ = output::stdout().write_all(lines.as_bytes());
 }

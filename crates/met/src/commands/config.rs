@@ -97,7 +97,7 @@ fn row(Current { name, value, line }: Current, file: &ConfigFile, held: Option<&
 mod tests {
     use std::time::Duration;
 
-    use met_query::protocol::{Held, Whence};
+    use met_query::protocol::{Held, ValueOrigin};
 
     use super::*;
 
@@ -119,8 +119,8 @@ mod tests {
         let file = ConfigFile { path: Some("/etc/met/met.yaml".into()), text: String::new() };
         let held = InForce {
             ladder: None,
-            intervals: vec![Held { value: Duration::from_millis(250), whence: Whence::Live }],
-            events: vec![Held { value: Vec::new(), whence: Whence::Default }],
+            intervals: vec![Held { value: Duration::from_millis(250), whence: ValueOrigin::Live }],
+            events: vec![Held { value: Vec::new(), whence: ValueOrigin::Default }],
             events_in_jobs: Vec::new(),
             note: None,
             file: Some(file.clone()),

@@ -13,7 +13,7 @@ use crate::view::{Style, text};
 use met_config::Failure;
 use met_query::client::unanswered;
 use met_query::jobs::JobRef;
-use met_query::protocol::{Change, Held, InForce, Reply, Request, Whence};
+use met_query::protocol::{Change, Held, InForce, Reply, Request, ValueOrigin};
 use met_query::setting::Setting;
 
 pub fn configure(setting: &Setting, args: &ConfigureArgs) -> Result<i32> {
@@ -77,7 +77,7 @@ fn shown(held: &InForce, style: &Style) -> String {
     ];
     for held in events_in_jobs {
         let job = match &held.whence {
-            Whence::Job(Some(job)) => format!("job {job}"),
+            ValueOrigin::Job(Some(job)) => format!("job {job}"),
             _ => "a job".to_owned(),
         };
         // Whether they are counted there is in the note, which comes first.
@@ -111,7 +111,7 @@ fn row<T>(key: &str, held: &[Held<T>], text: impl Fn(&Held<T>) -> String) -> [St
             row[2] += &format!(", then {} ({})", text(held), held.whence);
         }
         // Whatever is below a change that nothing ends is not reached.
-        if !matches!(held.whence, Whence::Job(_)) {
+        if !matches!(held.whence, ValueOrigin::Job(_)) {
             break;
         }
     }
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_holds_is_shown_with_its_source_and_its_end() {
-        let by_job = || Whence::Job(Some("slurm:12".to_owned()));
+        let by_job = || ValueOrigin::Job(Some("slurm:12".to_owned()));
         let events = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
         let held = InForce {
             file: None,
@@ -135,13 +135,13 @@ mod tests {
             file_refused: None,
             ladder: None,
             intervals: vec![
-                Held { value: Duration::from_millis(250), whence: Whence::Job(None) },
+                Held { value: Duration::from_millis(250), whence: ValueOrigin::Job(None) },
                 Held { value: Duration::from_millis(1500), whence: by_job() },
-                Held { value: Duration::from_secs(5), whence: Whence::File("/etc/met/met.yaml".into()) },
+                Held { value: Duration::from_secs(5), whence: ValueOrigin::File("/etc/met/met.yaml".into()) },
             ],
             events: vec![
-                Held { value: events(&["cache_ll", "page_faults"]), whence: Whence::Live },
-                Held { value: Vec::new(), whence: Whence::Default },
+                Held { value: events(&["cache_ll", "page_faults"]), whence: ValueOrigin::Live },
+                Held { value: Vec::new(), whence: ValueOrigin::Default },
             ],
             events_in_jobs: vec![Held { value: events(&["task_clock"]), whence: by_job() }],
             note: None,
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn intervals_by_age_are_shown_until_one_is_set_for_all() {
-        let first_line = |whence: Whence| {
+        let first_line = |whence: ValueOrigin| {
             let held = InForce {
                 file: None,
                 after_restart: Vec::new(),
@@ -168,19 +168,19 @@ mod tests {
                 ladder: Some("1s, 10s after 5m".to_owned()),
                 intervals: vec![
                     Held { value: Duration::from_secs(5), whence },
-                    Held { value: Duration::from_secs(1), whence: Whence::Default },
+                    Held { value: Duration::from_secs(1), whence: ValueOrigin::Default },
                 ],
-                events: vec![Held { value: Vec::new(), whence: Whence::Default }],
+                events: vec![Held { value: Vec::new(), whence: ValueOrigin::Default }],
                 events_in_jobs: Vec::new(),
                 note: None,
             };
             shown(&held, &Style::plain()).lines().next().unwrap_or_default().to_owned()
         };
         assert_eq!(
-            first_line(Whence::Job(None)),
+            first_line(ValueOrigin::Job(None)),
             "sampling.interval  5s    temporary until a job ends, then 1s, 10s after 5m (default)"
         );
-        assert_eq!(first_line(Whence::Default), "sampling.interval  1s, 10s after 5m  default");
+        assert_eq!(first_line(ValueOrigin::Default), "sampling.interval  1s, 10s after 5m  default");
     }
 
     #[test]

@@ -90,7 +90,7 @@ fn learn_history(setting: &Setting, since_ns: Option<i64>) -> Result<()> {
     match emissions::history(&setting.config.emissions, since_ns) {
         Ok(factors) => {
             for some in factors.chunks(FACTORS_AT_ONCE) {
-                correct(setting, false, Correction::Told { factors: some.to_vec() })?;
+                correct(setting, false, Correction::Reported { factors: some.to_vec() })?;
             }
         }
         Err(error) => writeln!(io::stderr(), "met: the provider has no past values: {error:#}")?,
@@ -150,7 +150,7 @@ fn stored_factors(setting: &Setting) -> Result<Vec<Factor>> {
 fn show(setting: &Setting) -> Result<i32> {
     let stored = stored_factors(setting)?;
     // The file of the daemon that books them may be another one than that of this command.
-    let own = || emissions::course(&setting.config.emissions, &stored).at(jobs::now_ns()).cloned();
+    let own = || emissions::series(&setting.config.emissions, &stored).at(jobs::now_ns()).cloned();
     let mut stdout = output::stdout();
     if let Some(now) = setting.in_force(false).and_then(|held| held.factor).or_else(own) {
         writeln!(stdout, "{}  now, {}", units::grams_per_kwh(now.mg_per_kwh as f64 / 1e3), now.source)?;

@@ -153,7 +153,7 @@ fn write_all(
                     job.add_earlier(&earlier);
                 }
                 for (table, part) in met_export::parts(&record).filter(|(table, _)| is_wanted(table)) {
-                    job.add(part, all.series(&record, table, part)?);
+                    job.add(part, all.part_series(&record, table, part)?);
                 }
                 writer.job(&job)?;
             }

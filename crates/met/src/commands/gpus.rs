@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use anyhow::Result;
-use met_core::cards::CardNow;
-use met_core::gpu::{self, card, card::label};
+use met_core::gpu::{self, device, device::label};
+use met_core::gpus::GpuNow;
 use met_core::job::{GpuUse, HeldBy, JobKey, Record, State};
 use met_core::{MISSING, Subject};
 use met_host::{Host, parse};
@@ -14,21 +14,21 @@ use serde_json::json;
 
 use crate::cli::GpusArgs;
 use crate::output;
-use crate::view::gpus::{self, CardLine, UserLine};
+use crate::view::gpus::{self, GpuLine, UserLine};
 use met_agent::sampler::Sampler;
 use met_host::users;
 use met_query::jobs::{self, AllJobs, JobsFilter};
 use met_query::setting::Setting;
 use met_sources::Unread;
 
-/// A driver without its daemon takes seconds to wake a card up.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// A driver without its daemon takes seconds to wake a GPU up.
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// In this time the expensive readings (use by process) are taken twice.
 const LOOK_FOR: Duration = Duration::from_millis(1200);
 const LOOKS: u32 = 6;
-/// Between two looks, which take a second themselves where there are cards.
+/// Between two looks, which take a second themselves where there are GPUs.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
-/// Descriptors of one process that are looked through for cards.
+/// Descriptors of one process that are looked through for GPUs.
 const DESCRIPTORS_MAX: usize = 4096;
 /// By these programs compute; what draws has others.
 const RENDER_FILES: &[u8] = b"/dev/dri/renderD";
@@ -47,11 +47,11 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
                 .filter(|_| !is_shown)
                 .map(|trouble| format!("{trouble}\n"))
                 .collect::<String>();
-            Ok(gpus::cards(&lines, jobs::now_ns(), style) + &troubles)
+            Ok(gpus::gpus(&lines, jobs::now_ns(), style) + &troubles)
         });
     }
     let (lines, troubles) = look(setting)?;
-    let is_shown = |line: &CardLine| line.error.is_some();
+    let is_shown = |line: &GpuLine| line.error.is_some();
     // What is in the table is not said twice.
     if args.json || args.free.is_some() || !lines.iter().any(is_shown) {
         for trouble in &troubles {
@@ -64,7 +64,7 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
             Err(why) => writeln!(io::stderr(), "met: {why}").map(|()| 1).map_err(Into::into),
         };
     }
-    // That there are no cards is not known then.
+    // That there are no GPUs is not known then.
     if lines.is_empty() && !troubles.is_empty() {
         return Ok(1);
     }
@@ -74,14 +74,14 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
         return Ok(0);
     }
     let style = stdout.style();
-    stdout.write_all(gpus::cards(&lines, jobs::now_ns(), &style).as_bytes())?;
+    stdout.write_all(gpus::gpus(&lines, jobs::now_ns(), &style).as_bytes())?;
     Ok(0)
 }
 
-/// The cards, and what is wrong with those that cannot be read.
-fn look(setting: &Setting) -> Result<(Vec<CardLine>, Vec<String>)> {
+/// The GPUs, and what is wrong with those that cannot be read.
+fn look(setting: &Setting) -> Result<(Vec<GpuLine>, Vec<String>)> {
     let interval = LOOK_FOR / LOOKS;
-    let mut sampler = Sampler::patient(setting.host.clone(), interval, &setting.config, PATIENCE);
+    let mut sampler = Sampler::patient(setting.host.clone(), interval, &setting.config, TIMEOUT);
     let filter = JobsFilter { states: vec![State::Running, State::Suspended], ..JobsFilter::default() };
     let running = AllJobs::open(setting)?.jobs(&filter)?;
     let known: HashMap<JobKey, Record> = running
@@ -90,33 +90,33 @@ fn look(setting: &Setting) -> Result<(Vec<CardLine>, Vec<String>)> {
         .map(|record| (record.key.clone(), record))
         .collect();
     sampler.look();
-    if sampler.has_cards() {
+    if sampler.has_gpus() {
         for _ in 0..LOOKS {
             std::thread::sleep(interval);
             sampler.look();
         }
     }
-    let cards = sampler.cards();
-    let tells_all = |card: &CardNow<'_>| card.labels[label::VENDOR] == "nvidia";
-    let openers = match cards.iter().all(|(card, _)| tells_all(card)) {
+    let gpus = sampler.gpus();
+    let tells_all = |gpu: &GpuNow<'_>| gpu.labels[label::VENDOR] == "nvidia";
+    let openers = match gpus.iter().all(|(gpu, _)| tells_all(gpu)) {
         true => Openers::new(),
         false => openers(&setting.host),
     };
-    let mut lines: Vec<CardLine> =
-        cards.iter().map(|(card, keys)| line(&setting.host, card, keys, &known, &openers)).collect();
+    let mut lines: Vec<GpuLine> =
+        gpus.iter().map(|(gpu, keys)| line(&setting.host, gpu, keys, &known, &openers)).collect();
     lines.extend(lost(&lines, &known));
-    mark_unread(&mut lines, sampler.unread_cards());
+    mark_unread(&mut lines, sampler.unread_gpus());
     lines.sort_by_cached_key(|line| {
         let numbers = line.index.split('.').map(|part| part.parse::<u32>().ok());
         (line.vendor.clone(), numbers.collect::<Vec<_>>())
     });
-    Ok((lines, sampler.card_troubles()))
+    Ok((lines, sampler.gpu_troubles()))
 }
 
 /// A GPU that does not answer is shown with that, and without figures of an earlier time.
-fn mark_unread(lines: &mut Vec<CardLine>, unread: Vec<Unread>) {
+fn mark_unread(lines: &mut Vec<GpuLine>, unread: Vec<Unread>) {
     for Unread { labels, why } in unread {
-        let is_it = |line: &&mut CardLine| {
+        let is_it = |line: &&mut GpuLine| {
             line.vendor == labels[label::VENDOR]
                 && (line.index == labels[label::INDEX]
                     || !line.uuid.is_empty() && line.uuid == labels[label::UUID])
@@ -124,20 +124,20 @@ fn mark_unread(lines: &mut Vec<CardLine>, unread: Vec<Unread>) {
         match lines.iter_mut().find(is_it) {
             Some(line) if line.lost_since_ns.is_some() => {}
             Some(line) => (line.error, line.is_free) = (Some(why), false),
-            None => lines.push(CardLine {
+            None => lines.push(GpuLine {
                 index: labels[label::INDEX].clone(),
                 uuid: labels[label::UUID].clone(),
                 name: labels[label::NAME].clone(),
                 vendor: labels[label::VENDOR].clone(),
                 error: Some(why),
-                ..CardLine::default()
+                ..GpuLine::default()
             }),
         }
     }
 }
 
-/// So many free cards of one maker, whose numbers mean something together.
-fn free(lines: &[CardLine], count: usize, by_uuid: bool) -> Result<String, String> {
+/// So many free GPUs of one maker, whose numbers mean something together.
+fn free(lines: &[GpuLine], count: usize, by_uuid: bool) -> Result<String, String> {
     let mut by_vendor: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for line in lines.iter().filter(|line| line.is_free) {
         // A MIG instance has no index that CUDA knows.
@@ -160,83 +160,81 @@ fn free(lines: &[CardLine], count: usize, by_uuid: bool) -> Result<String, Strin
 
 fn line(
     host: &Host,
-    card: &CardNow<'_>,
+    gpu: &GpuNow<'_>,
     keys: &HashMap<u32, JobKey>,
     known: &HashMap<JobKey, Record>,
     openers: &Openers,
-) -> CardLine {
-    let cell = |column: usize, scale: f64| {
-        (card.cells[column] != MISSING).then(|| card.cells[column] as f64 * scale)
-    };
+) -> GpuLine {
+    let cell =
+        |column: usize, scale: f64| (gpu.cells[column] != MISSING).then(|| gpu.cells[column] as f64 * scale);
     let mut users: Vec<UserLine> = Vec::new();
-    for &(slot, since) in &card.holders {
+    for &(slot, since) in &gpu.holders {
         let Some(record) = keys.get(&slot).and_then(|key| known.get(key)) else { continue };
-        let watched = record.gpus.iter().find(|gpu: &&GpuUse| gpu.uuid == card.labels[label::UUID]);
-        let sums = sums(card, Some(slot));
+        let watched = record.gpus.iter().find(|held: &&GpuUse| held.uuid == gpu.labels[label::UUID]);
+        let sums = sums(gpu, Some(slot));
         let works = sums.utilization.is_some_and(|utilization| utilization > 0.0);
         // A second without work is a pause to who samples the job all the time.
-        let idle = watched.map_or(since.idle_ns, |gpu| gpu.idle_since_ns).is_some();
+        let idle = watched.map_or(since.idle_ns, |held| held.idle_since_ns).is_some();
         users.push(UserLine {
             job: Some(record.label()),
             name: record.name.clone(),
             user: record.user.clone(),
             idle: idle && !works,
-            idle_since_ns: watched.and_then(|gpu| gpu.idle_since_ns).filter(|_| !works),
+            idle_since_ns: watched.and_then(|held| held.idle_since_ns).filter(|_| !works),
             ..sums
         });
     }
-    users.extend(held_elsewhere(card, keys, known));
-    users.extend(strangers(host, card));
-    users.extend(unreported(host, card, openers));
-    CardLine {
-        is_free: users.is_empty() && is_unused(card),
-        index: card.labels[label::INDEX].clone(),
-        uuid: card.labels[label::UUID].clone(),
-        name: card.labels[label::NAME].clone(),
-        vendor: card.labels[label::VENDOR].clone(),
-        utilization: cell(card::UTILIZATION, 1e-3),
-        memory_used_bytes: cell(card::MEMORY_USED, 1.0),
-        memory_total_bytes: cell(card::MEMORY_TOTAL, 1.0),
-        power_watts: cell(card::POWER, 1e-3),
-        temperature_celsius: cell(card::TEMPERATURE, 1e-3),
-        clock_hertz: cell(card::CLOCK, 1e6),
-        throttled: gpu::throttle_words(card.cells[card::THROTTLE]),
+    users.extend(held_elsewhere(gpu, keys, known));
+    users.extend(strangers(host, gpu));
+    users.extend(unreported(host, gpu, openers));
+    GpuLine {
+        is_free: users.is_empty() && is_unused(gpu),
+        index: gpu.labels[label::INDEX].clone(),
+        uuid: gpu.labels[label::UUID].clone(),
+        name: gpu.labels[label::NAME].clone(),
+        vendor: gpu.labels[label::VENDOR].clone(),
+        utilization: cell(device::UTILIZATION, 1e-3),
+        memory_used_bytes: cell(device::MEMORY_USED, 1.0),
+        memory_total_bytes: cell(device::MEMORY_TOTAL, 1.0),
+        power_watts: cell(device::POWER, 1e-3),
+        temperature_celsius: cell(device::TEMPERATURE, 1e-3),
+        clock_hertz: cell(device::CLOCK, 1e6),
+        throttled: gpu::throttle_words(gpu.cells[device::THROTTLE]),
         lost_since_ns: None,
         error: None,
         users,
     }
 }
 
-/// Whether a card that nobody is seen on is known to do nothing: one that is divided is given away in parts, and not
+/// Whether a GPU that nobody is seen on is known to do nothing: one that is divided is given away in parts, and not
 /// every driver says who is on it.
-fn is_unused(card: &CardNow<'_>) -> bool {
-    let cell = |column: usize| Some(card.cells[column]).filter(|&cell| cell != MISSING);
-    let is_part = !card.labels[label::PARENT].is_empty();
+fn is_unused(gpu: &GpuNow<'_>) -> bool {
+    let cell = |column: usize| Some(gpu.cells[column]).filter(|&cell| cell != MISSING);
+    let is_part = !gpu.labels[label::PARENT].is_empty();
     if is_part {
-        return cell(card::LIST_AGE).is_some();
+        return cell(device::LIST_AGE).is_some();
     }
-    let is_empty = match cell(card::PROCESSES) {
+    let is_empty = match cell(device::PROCESSES) {
         Some(processes) => processes == 0,
-        None => {
-            cell(card::MEMORY_USED).zip(cell(card::MEMORY_TOTAL)).is_some_and(|(used, all)| used <= all / 50)
-        }
+        None => cell(device::MEMORY_USED)
+            .zip(cell(device::MEMORY_TOTAL))
+            .is_some_and(|(used, all)| used <= all / 50),
     };
-    is_empty && cell(card::UTILIZATION) == Some(0) && cell(card::SLICES).is_none()
+    is_empty && cell(device::UTILIZATION) == Some(0) && cell(device::SLICES).is_none()
 }
 
-/// The processes on a card that are no job's. Those of which only the driver knows, because they are outside of
+/// The processes on a GPU that are no job's. Those of which only the driver knows, because they are outside of
 /// this container, have no number here and are one line.
-fn strangers(host: &Host, card: &CardNow<'_>) -> Vec<UserLine> {
+fn strangers(host: &Host, gpu: &GpuNow<'_>) -> Vec<UserLine> {
     let mut met = HashSet::new();
     let mut lines = Vec::new();
-    for &(subject, slot, _, _) in card.processes.iter().filter(|(_, slot, _, _)| slot.is_none()) {
+    for &(subject, slot, _, _) in gpu.processes.iter().filter(|(_, slot, _, _)| slot.is_none()) {
         let Subject::Task { pid, .. } = subject else { continue };
         if !met.insert(subject) {
             continue;
         }
         let of_it = |other: &(Subject, Option<u32>, i64, i64)| other.0 == subject;
-        let only =
-            CardNow { processes: card.processes.iter().copied().filter(of_it).collect(), ..card.clone() };
+        let only = GpuNow { processes: gpu.processes.iter().copied().filter(of_it).collect(), ..gpu.clone() };
         let (name, user) = if pid == UNSEEN { (None, None) } else { name_and_user(host, pid) };
         lines.push(UserLine {
             name: name.unwrap_or_else(|| match only.processes.len() {
@@ -255,10 +253,10 @@ fn name_and_user(host: &Host, pid: u32) -> (Option<String>, Option<String>) {
     (host.process_name(process), host.owner(process).and_then(users::name_of))
 }
 
-/// Who has a card open, by the numbers of its device file.
+/// Who has a GPU open, by the numbers of its device file.
 type Openers = HashMap<String, BTreeSet<u32>>;
 
-/// Who has which card of the kernel's own drivers open. Of others' processes only root is shown that.
+/// Who has which GPU of the kernel's own drivers open. Of others' processes only root is shown that.
 fn openers(host: &Host) -> Openers {
     let (mut buffer, mut pids) = (Vec::new(), Vec::new());
     let mut found = Openers::new();
@@ -279,12 +277,12 @@ fn openers(host: &Host) -> Openers {
 }
 
 /// Those that belong to no job and that no driver reports: their use of the GPU is unknown.
-fn unreported(host: &Host, card: &CardNow<'_>, openers: &Openers) -> Vec<UserLine> {
+fn unreported(host: &Host, gpu: &GpuNow<'_>, openers: &Openers) -> Vec<UserLine> {
     let is_reported = |pid: u32| {
-        let mut reported = card.processes.iter().map(|process| process.0);
+        let mut reported = gpu.processes.iter().map(|process| process.0);
         reported.any(|task| matches!(task, Subject::Task { pid: other, .. } if other == pid))
     };
-    let pids = openers.get(&card.labels[label::DEVICE]).into_iter().flatten();
+    let pids = openers.get(&gpu.labels[label::DEVICE]).into_iter().flatten();
     let line = |&pid: &u32| {
         let (name, user) = name_and_user(host, pid);
         // One that has ended meanwhile is not there.
@@ -294,9 +292,9 @@ fn unreported(host: &Host, card: &CardNow<'_>, openers: &Openers) -> Vec<UserLin
 }
 
 /// The use of a GPU by the processes of one job, or of no job.
-fn sums(card: &CardNow<'_>, whose: Option<u32>) -> UserLine {
+fn sums(gpu: &GpuNow<'_>, whose: Option<u32>) -> UserLine {
     let mut line = UserLine::default();
-    for &(subject, _, memory, utilization) in card.processes.iter().filter(|process| process.1 == whose) {
+    for &(subject, _, memory, utilization) in gpu.processes.iter().filter(|process| process.1 == whose) {
         if let Subject::Task { pid, .. } = subject
             && pid != UNSEEN
         {
@@ -313,27 +311,27 @@ fn sums(card: &CardNow<'_>, whose: Option<u32>) -> UserLine {
     line
 }
 
-/// Jobs that hold the card by what a daemon knows and we may not read: the environment of other users.
+/// Jobs that hold the GPU by what a daemon knows and we may not read: the environment of other users.
 fn held_elsewhere(
-    card: &CardNow<'_>,
+    gpu: &GpuNow<'_>,
     keys: &HashMap<u32, JobKey>,
     known: &HashMap<JobKey, Record>,
 ) -> Vec<UserLine> {
-    let is_seen = |key: &JobKey| card.holders.iter().any(|(slot, _)| keys.get(slot) == Some(key));
+    let is_seen = |key: &JobKey| gpu.holders.iter().any(|(slot, _)| keys.get(slot) == Some(key));
     let mut lines: Vec<UserLine> = Vec::new();
     for record in known.values().filter(|record| !is_seen(&record.key)) {
         // What was only open, and is no more, is not held.
         let held = record
             .gpus
             .iter()
-            .find(|gpu| gpu.uuid == card.labels[label::UUID] && gpu.held_by != HeldBy::Open);
-        if let Some(gpu) = held {
+            .find(|use_of_it| use_of_it.uuid == gpu.labels[label::UUID] && use_of_it.held_by != HeldBy::Open);
+        if let Some(use_of_it) = held {
             lines.push(UserLine {
                 job: Some(record.label()),
                 name: record.name.clone(),
                 user: record.user.clone(),
-                idle: gpu.idle_since_ns.is_some(),
-                idle_since_ns: gpu.idle_since_ns,
+                idle: use_of_it.idle_since_ns.is_some(),
+                idle_since_ns: use_of_it.idle_since_ns,
                 ..UserLine::default()
             });
         }
@@ -343,8 +341,8 @@ fn held_elsewhere(
 }
 
 /// GPUs that jobs hold according to a daemon and that can no longer be read.
-fn lost(shown: &[CardLine], known: &HashMap<JobKey, Record>) -> Vec<CardLine> {
-    let mut lines: Vec<CardLine> = Vec::new();
+fn lost(shown: &[GpuLine], known: &HashMap<JobKey, Record>) -> Vec<GpuLine> {
+    let mut lines: Vec<GpuLine> = Vec::new();
     let mut records: Vec<&Record> = known.values().collect();
     records.sort_by(|one, other| one.key.id.cmp(&other.key.id));
     for record in records {
@@ -353,13 +351,13 @@ fn lost(shown: &[CardLine], known: &HashMap<JobKey, Record>) -> Vec<CardLine> {
                 continue;
             }
             let at = lines.iter().position(|line| line.uuid == gpu.uuid).unwrap_or_else(|| {
-                lines.push(CardLine {
+                lines.push(GpuLine {
                     index: gpu.index.clone(),
                     uuid: gpu.uuid.clone(),
                     name: gpu.name.clone(),
                     vendor: gpu.vendor.clone(),
                     lost_since_ns: gpu.lost_since_ns,
-                    ..CardLine::default()
+                    ..GpuLine::default()
                 });
                 lines.len() - 1
             });
@@ -374,7 +372,7 @@ fn lost(shown: &[CardLine], known: &HashMap<JobKey, Record>) -> Vec<CardLine> {
     lines
 }
 
-fn object(card: &CardLine) -> serde_json::Value {
+fn object(gpu: &GpuLine) -> serde_json::Value {
     // Whole numbers, as everywhere.
     let whole = |bytes: Option<f64>| bytes.map(|bytes| bytes as i64);
     let user = |user: &UserLine| {
@@ -390,26 +388,26 @@ fn object(card: &CardLine) -> serde_json::Value {
         })
     };
     json!({
-        "index": card.index,
-        "uuid": card.uuid,
-        "name": card.name,
-        "vendor": card.vendor,
-        "utilization_ratio": card.utilization,
-        "memory_used_bytes": whole(card.memory_used_bytes),
-        "memory_total_bytes": whole(card.memory_total_bytes),
-        "power_watts": card.power_watts,
-        "temperature_celsius": card.temperature_celsius,
-        "clock_hertz": card.clock_hertz,
-        "throttled": card.throttled,
-        "error": card.error,
-        "lost_since": card.lost_since_ns.and_then(met_insight::json::time),
-        "users": card.users.iter().map(user).collect::<Vec<_>>(),
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "vendor": gpu.vendor,
+        "utilization_ratio": gpu.utilization,
+        "memory_used_bytes": whole(gpu.memory_used_bytes),
+        "memory_total_bytes": whole(gpu.memory_total_bytes),
+        "power_watts": gpu.power_watts,
+        "temperature_celsius": gpu.temperature_celsius,
+        "clock_hertz": gpu.clock_hertz,
+        "throttled": gpu.throttled,
+        "error": gpu.error,
+        "lost_since": gpu.lost_since_ns.and_then(met_insight::json::time),
+        "users": gpu.users.iter().map(user).collect::<Vec<_>>(),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use met_core::cards::GpuUseSince;
+    use met_core::gpus::GpuUseSince;
 
     use super::*;
     use met_core::sample;
@@ -418,14 +416,14 @@ mod tests {
         ["0", "GPU-a", "Card", "nvidia", "", ""].map(str::to_owned).to_vec()
     }
 
-    /// The one user of a card: a job that did not compute, or did, while it was looked at.
+    /// The one user of a GPU: a job that did not compute, or did, while it was looked at.
     fn user_of(watched: &[GpuUse], utilization: i64) -> UserLine {
-        let (labels, cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
+        let (labels, cells) = (labels(), vec![MISSING; device::TABLE.columns.len()]);
         let quiet = GpuUseSince { held_ns: 1, idle_ns: (utilization == 0).then_some(1) };
         let mut record = sample::bare(7, "pausing");
         record.gpus = watched.to_vec();
         let task = Subject::Task { pid: 100, start_ticks: 1 };
-        let now = CardNow {
+        let now = GpuNow {
             labels: &labels,
             cells: &cells,
             processes: vec![(task, Some(3), 10, utilization)],
@@ -441,26 +439,26 @@ mod tests {
     #[test]
     fn a_gpu_that_does_not_answer_is_in_the_table() {
         let unread = |index: &str, uuid: &str| {
-            let mut labels = vec![String::new(); card::TABLE.labels.len()];
+            let mut labels = vec![String::new(); device::TABLE.labels.len()];
             for (at, text) in [(label::INDEX, index), (label::UUID, uuid), (label::VENDOR, "nvidia")] {
                 labels[at] = text.to_owned();
             }
             Unread { labels, why: "the driver does not answer".to_owned() }
         };
-        let card = |index: &str, uuid: &str| CardLine {
+        let gpu = |index: &str, uuid: &str| GpuLine {
             index: index.to_owned(),
             uuid: uuid.to_owned(),
             vendor: "nvidia".to_owned(),
             power_watts: Some(70.0),
             is_free: true,
-            ..CardLine::default()
+            ..GpuLine::default()
         };
-        let mut lines = vec![card("1", "GPU-b"), card("2", "GPU-c")];
+        let mut lines = vec![gpu("1", "GPU-b"), gpu("2", "GPU-c")];
         mark_unread(&mut lines, vec![unread("0", ""), unread("2", "GPU-c")]);
         lines.sort_by(|one, other| one.index.cmp(&other.index));
         let errors: Vec<bool> = lines.iter().map(|line| line.error.is_some()).collect();
         assert_eq!((errors, lines[2].is_free), (vec![true, false, true], false));
-        let drawn = gpus::cards(&lines, 0, &crate::view::Style::plain());
+        let drawn = gpus::gpus(&lines, 0, &crate::view::Style::plain());
         assert_eq!(drawn.matches("the driver does not answer").count(), 2, "{drawn}");
         assert_eq!(drawn.matches("70.0 W").count(), 1, "{drawn}");
         assert_eq!(free(&lines, 1, false).unwrap(), "1");
@@ -479,11 +477,11 @@ mod tests {
 
     #[test]
     fn processes_outside_of_a_container_are_counted_once_and_have_no_numbers() {
-        let (labels, cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
+        let (labels, cells) = (labels(), vec![MISSING; device::TABLE.columns.len()]);
         let unseen = Subject::Task { pid: 0, start_ticks: 0 };
         let own = Subject::Task { pid: std::process::id(), start_ticks: 1 };
         let processes = vec![(unseen, None, 10, MISSING), (own, None, 7, 300), (unseen, None, 10, MISSING)];
-        let now = CardNow { labels: &labels, cells: &cells, processes, holders: Vec::new() };
+        let now = GpuNow { labels: &labels, cells: &cells, processes, holders: Vec::new() };
         let users =
             line(&Host::real().unwrap(), &now, &HashMap::new(), &HashMap::new(), &Openers::new()).users;
         let [outside, here] = &users[..] else { panic!("{users:?}") };
@@ -494,24 +492,24 @@ mod tests {
 
     #[test]
     fn a_job_whose_environment_is_not_shown_is_named_as_elsewhere() {
-        let (labels, cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
+        let (labels, cells) = (labels(), vec![MISSING; device::TABLE.columns.len()]);
         let mut record = sample::bare(7, "theirs");
         record.key.manager = "slurm".to_owned();
-        let gpu = GpuUse {
+        let held = GpuUse {
             uuid: "GPU-a".to_owned(),
             held_by: "SLURM_JOB_GPUS".to_owned().into(),
             ..GpuUse::default()
         };
-        record.gpus = vec![gpu];
-        let now = CardNow { labels: &labels, cells: &cells, processes: Vec::new(), holders: Vec::new() };
+        record.gpus = vec![held];
+        let now = GpuNow { labels: &labels, cells: &cells, processes: Vec::new(), holders: Vec::new() };
         let known = HashMap::from([(record.key.clone(), record)]);
-        let card = line(&Host::real().unwrap(), &now, &HashMap::new(), &known, &Openers::new());
-        assert_eq!(card.users[0].job.as_deref(), Some("slurm:7"));
-        assert_eq!(object(&card)["vendor"], "nvidia");
+        let gpu = line(&Host::real().unwrap(), &now, &HashMap::new(), &known, &Openers::new());
+        assert_eq!(gpu.users[0].job.as_deref(), Some("slurm:7"));
+        assert_eq!(object(&gpu)["vendor"], "nvidia");
     }
 
     #[test]
-    fn who_has_a_card_open_of_which_only_jobs_are_told_is_shown_without_figures() {
+    fn who_has_a_gpu_open_of_which_only_jobs_are_reported_is_shown_without_figures() {
         let root = tempfile::tempdir().unwrap();
         for (pid, name, file) in
             [(70, "trainer", "renderD129"), (71, "viewer", "renderD128"), (72, "job", "renderD129")]
@@ -526,10 +524,10 @@ mod tests {
         }
         let host = Host::at(root.path()).unwrap();
         let labels = ["0", "GPU-a", "Card", "amd", "", "226:129"].map(str::to_owned).to_vec();
-        let cells = vec![MISSING; card::TABLE.columns.len()];
+        let cells = vec![MISSING; device::TABLE.columns.len()];
         let job = Subject::Task { pid: 72, start_ticks: 9 };
         let processes = vec![(job, Some(3), 10, 400)];
-        let now = CardNow { labels: &labels, cells: &cells, processes, holders: Vec::new() };
+        let now = GpuNow { labels: &labels, cells: &cells, processes, holders: Vec::new() };
         let users = line(&host, &now, &HashMap::new(), &HashMap::new(), &openers(&host)).users;
         let [user] = &users[..] else { panic!("{users:?}") };
         assert_eq!((user.name.as_str(), &user.pids[..]), ("trainer", &[70][..]));
@@ -539,8 +537,8 @@ mod tests {
     #[test]
     fn the_page_about_the_list_has_every_key_and_bytes_are_whole() {
         let user = UserLine { memory_bytes: Some(6e8), ..UserLine::default() };
-        let card = CardLine { memory_used_bytes: Some(6e8), users: vec![user], ..CardLine::default() };
-        let shown = object(&card);
+        let gpu = GpuLine { memory_used_bytes: Some(6e8), users: vec![user], ..GpuLine::default() };
+        let shown = object(&gpu);
         assert_eq!(shown["memory_used_bytes"].to_string(), "600000000");
         assert_eq!(shown["users"][0]["memory_bytes"].to_string(), "600000000");
         let page = include_str!("../../../../docs/json.md");
@@ -554,58 +552,58 @@ mod tests {
     #[test]
     fn only_a_gpu_that_is_known_to_do_nothing_is_free() {
         let is_free = |parent: &str, known: &[(usize, i64)], holders: Vec<(u32, &GpuUseSince)>| {
-            let (mut labels, mut cells) = (labels(), vec![MISSING; card::TABLE.columns.len()]);
+            let (mut labels, mut cells) = (labels(), vec![MISSING; device::TABLE.columns.len()]);
             labels[label::PARENT] = parent.to_owned();
             known.iter().for_each(|&(column, cell)| cells[column] = cell);
-            let now = CardNow { labels: &labels, cells: &cells, processes: Vec::new(), holders };
+            let now = GpuNow { labels: &labels, cells: &cells, processes: Vec::new(), holders };
             let record = sample::bare(7, "holder");
             let keys = HashMap::from([(3, record.key.clone())]);
             let known = HashMap::from([(record.key.clone(), record)]);
             line(&Host::real().unwrap(), &now, &keys, &known, &Openers::new()).is_free
         };
-        let quiet = [(card::PROCESSES, 0), (card::UTILIZATION, 0)];
+        let quiet = [(device::PROCESSES, 0), (device::UTILIZATION, 0)];
         assert!(is_free("", &quiet, Vec::new()));
         let since = GpuUseSince { held_ns: 1, idle_ns: Some(1) };
         assert!(!is_free("", &quiet, vec![(3, &since)]), "a job holds it");
         for not_free in [
             vec![],
-            vec![(card::PROCESSES, 0)],
-            vec![(card::PROCESSES, 1), (card::UTILIZATION, 0)],
-            vec![(card::PROCESSES, 0), (card::UTILIZATION, 10)],
-            vec![(card::PROCESSES, 0), (card::UTILIZATION, 0), (card::SLICES, 7)],
-            vec![(card::MEMORY_USED, 500), (card::MEMORY_TOTAL, 1000), (card::UTILIZATION, 0)],
+            vec![(device::PROCESSES, 0)],
+            vec![(device::PROCESSES, 1), (device::UTILIZATION, 0)],
+            vec![(device::PROCESSES, 0), (device::UTILIZATION, 10)],
+            vec![(device::PROCESSES, 0), (device::UTILIZATION, 0), (device::SLICES, 7)],
+            vec![(device::MEMORY_USED, 500), (device::MEMORY_TOTAL, 1000), (device::UTILIZATION, 0)],
         ] {
             assert!(!is_free("", &not_free, Vec::new()), "{not_free:?}");
         }
-        let almost_empty = [(card::MEMORY_USED, 5), (card::MEMORY_TOTAL, 1000), (card::UTILIZATION, 0)];
+        let almost_empty = [(device::MEMORY_USED, 5), (device::MEMORY_TOTAL, 1000), (device::UTILIZATION, 0)];
         assert!(is_free("", &almost_empty, Vec::new()), "a driver that lists no processes");
-        assert!(is_free("GPU-b", &[(card::LIST_AGE, 1)], Vec::new()), "a MIG instance");
+        assert!(is_free("GPU-b", &[(device::LIST_AGE, 1)], Vec::new()), "a MIG instance");
         assert!(!is_free("GPU-b", &[], Vec::new()), "nobody knows who is on it");
     }
 
-    fn cards() -> Vec<CardLine> {
-        let card = |vendor: &str, index: &str, is_free| CardLine {
+    fn gpus() -> Vec<GpuLine> {
+        let gpu = |vendor: &str, index: &str, is_free| GpuLine {
             vendor: vendor.to_owned(),
             index: index.to_owned(),
             uuid: format!("{vendor}-{index}"),
             is_free,
-            ..CardLine::default()
+            ..GpuLine::default()
         };
         vec![
-            card("amd", "0", true),
-            card("nvidia", "0", false),
-            card("nvidia", "1", true),
-            card("nvidia", "2", false),
-            card("nvidia", "2.1", true),
+            gpu("amd", "0", true),
+            gpu("nvidia", "0", false),
+            gpu("nvidia", "1", true),
+            gpu("nvidia", "2", false),
+            gpu("nvidia", "2.1", true),
         ]
     }
 
     #[test]
-    fn free_cards_are_of_one_maker_and_named_as_programs_want_them() {
-        assert_eq!(free(&cards(), 1, false).unwrap(), "1");
-        assert_eq!(free(&cards(), 2, false).unwrap(), "1,nvidia-2.1");
-        assert_eq!(free(&cards(), 1, true).unwrap(), "nvidia-1");
-        let few = free(&cards(), 3, false).unwrap_err();
+    fn free_gpus_are_of_one_maker_and_named_as_programs_want_them() {
+        assert_eq!(free(&gpus(), 1, false).unwrap(), "1");
+        assert_eq!(free(&gpus(), 2, false).unwrap(), "1,nvidia-2.1");
+        assert_eq!(free(&gpus(), 1, true).unwrap(), "nvidia-1");
+        let few = free(&gpus(), 3, false).unwrap_err();
         assert_eq!(few, "2 of 5 GPUs are free, 3 requested; `met gpus` shows who has them");
         assert!(free(&[], 1, false).is_err());
     }

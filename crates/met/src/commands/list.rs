@@ -119,8 +119,8 @@ pub fn is_filtered(args: &FilterArgs) -> bool {
 fn filter(args: &ListArgs) -> Result<JobsFilter> {
     let unlimited = args.json || args.csv;
     Ok(JobsFilter {
-        // That view is of cards: who never had one is not in it.
-        with_cards: args.view == job_list::View::Gpu,
+        // That view is of GPUs: who never had one is not in it.
+        with_gpus: args.view == job_list::View::Gpu,
         page: PageAsk {
             limit: args.limit.or(if unlimited { None } else { Some(LIMIT) }),
             sort: args.sort,

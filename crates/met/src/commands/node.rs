@@ -4,10 +4,10 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use met_core::cards::CardNow;
-use met_core::gpu::card;
+use met_core::gpu::device;
+use met_core::gpus::GpuNow;
 use met_core::node::{Freshness, NodeRow};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{Kind, MISSING};
 use met_host::clock;
 use met_sources::{Choice, NO_ANSWER, Options, Pace, SOURCES, SourceSpec, Unread};
@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::NodeArgs;
 use crate::output;
-use crate::view::{self, node, node_course, text};
+use crate::view::{self, node, node_part_series, text};
 use met_agent::idle_power_file;
 use met_agent::sampler::{self, Sampler};
 use met_config::Failure;
@@ -28,9 +28,9 @@ use met_query::setting::Setting;
 /// Rates are what happened between two looks.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// A controller may take seconds to answer.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 /// The GPUs of a driver that is awake answer within this time; others are shown after the rest.
-const CARDS_PATIENCE: Duration = Duration::from_secs(1);
+const GPUS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often is looked whether they have answered.
 const LATE_LOOK: Duration = Duration::from_millis(500);
 /// Some windows of the slowest meters.
@@ -44,7 +44,7 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     }
     let of_node = args.node.as_ref().map(|_| "1h");
     if let Some(since) = args.since.as_deref().or(of_node) {
-        return course(setting, args, since);
+        return series(setting, args, since);
     }
     if args.csv {
         return Err(Failure::usage("--csv prints series; add --since TIME"));
@@ -59,22 +59,22 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     sampler.look();
     // A program gets one object with everything.
     if args.json {
-        sampler.wait(PATIENCE);
+        sampler.wait(TIMEOUT);
     } else {
-        sampler.wait(CARDS_PATIENCE);
-        sampler.wait_but_for_cards(PATIENCE);
+        sampler.wait(GPUS_TIMEOUT);
+        sampler.wait_but_for_gpus(TIMEOUT);
     }
     sampler.look();
     progress.end();
     let energy = ledger_of_daemon(setting).or_else(|| sampler.energy().now());
     let gpu_errors = if args.json { gpu_errors(&mut sampler) } else { Vec::new() };
     let rows: Vec<(&NodeRow, Freshness)> = sampler.machine.rows().collect();
-    let cards: Vec<CardNow<'_>> = sampler.cards().into_iter().map(|(card, _)| card).collect();
+    let gpus: Vec<GpuNow<'_>> = sampler.gpus().into_iter().map(|(gpu, _)| gpu).collect();
     let mut stdout = output::stdout();
     if args.json {
         let mut object = object(setting, &rows);
-        if !cards.is_empty() {
-            object["tables"][card::TABLE.name] = cards.iter().map(card_object).collect();
+        if !gpus.is_empty() {
+            object["tables"][device::TABLE.name] = gpus.iter().map(gpu_object).collect();
         }
         if !gpu_errors.is_empty() {
             object["gpu_errors"] = gpu_errors.into();
@@ -85,50 +85,50 @@ pub fn node(setting: &Setting, args: &NodeArgs) -> Result<i32> {
     }
     let style = stdout.style();
     let facts = setting.host.facts();
-    let machine = node::Machine { name: &facts.hostname, cpus: facts.cpu_count, cards: &cards };
+    let machine = node::Machine { name: &facts.hostname, cpus: facts.cpu_count, gpus: &gpus };
     stdout.write_all(node::machine(&machine, &rows, &style).as_bytes())?;
     if let Some(window) = &energy {
         stdout.write_all(node::energy(window, &style).as_bytes())?;
     }
-    drop((rows, cards));
+    drop((rows, gpus));
     let mut late = Vec::new();
-    if sampler.has_cards() && sampler.cards().is_empty() {
+    if sampler.has_gpus() && sampler.gpus().is_empty() {
         // The rest is on the screen: only now is a driver waited for that does not answer.
         stdout.flush()?;
-        late = late_cards(&mut sampler, PATIENCE.saturating_sub(begin.elapsed()));
+        late = late_gpus(&mut sampler, TIMEOUT.saturating_sub(begin.elapsed()));
     }
-    let unread = |card: &Unread| format!("GPU {}   {}", card.labels[card::label::INDEX], card.why);
-    late.extend(sampler.unread_cards().iter().map(unread));
-    stdout.write_all(node::late_cards(&late, &style).as_bytes())?;
+    let unread = |gpu: &Unread| format!("GPU {}   {}", gpu.labels[device::label::INDEX], gpu.why);
+    late.extend(sampler.unread_gpus().iter().map(unread));
+    stdout.write_all(node::late_gpus(&late, &style).as_bytes())?;
     Ok(0)
 }
 
 /// GPUs that are there and could not be read, and drivers that do not answer.
 fn gpu_errors(sampler: &mut Sampler) -> Vec<Value> {
-    let mut drivers = sampler.card_troubles();
-    let unread = sampler.unread_cards();
-    if unread.is_empty() && drivers.is_empty() && sampler.has_cards() && sampler.cards().is_empty() {
+    let mut drivers = sampler.gpu_troubles();
+    let unread = sampler.unread_gpus();
+    if unread.is_empty() && drivers.is_empty() && sampler.has_gpus() && sampler.gpus().is_empty() {
         drivers.push(NO_ANSWER.to_owned());
     }
     // What is said of a GPU is not said of its driver again.
     drivers.retain(|_| unread.is_empty());
-    let of_card = |card: Unread| json!({ "index": card.labels[card::label::INDEX], "error": card.why });
+    let of_gpu = |gpu: Unread| json!({ "index": gpu.labels[device::label::INDEX], "error": gpu.why });
     let of_driver = |error: String| json!({ "index": null, "error": error });
-    unread.into_iter().map(of_card).chain(drivers.into_iter().map(of_driver)).collect()
+    unread.into_iter().map(of_gpu).chain(drivers.into_iter().map(of_driver)).collect()
 }
 
 /// The GPUs when their driver answers, or that it does not.
-fn late_cards(sampler: &mut Sampler, patience: Duration) -> Vec<String> {
-    let deadline = Instant::now() + patience;
+fn late_gpus(sampler: &mut Sampler, timeout: Duration) -> Vec<String> {
+    let deadline = Instant::now() + timeout;
     loop {
         sampler.wait(LATE_LOOK.min(deadline.saturating_duration_since(Instant::now())));
         sampler.look();
-        let cards: Vec<CardNow<'_>> = sampler.cards().into_iter().map(|(card, _)| card).collect();
-        if !cards.is_empty() {
-            return node::card_lines(&cards);
+        let gpus: Vec<GpuNow<'_>> = sampler.gpus().into_iter().map(|(gpu, _)| gpu).collect();
+        if !gpus.is_empty() {
+            return node::gpu_lines(&gpus);
         }
-        drop(cards);
-        let troubles = sampler.card_troubles();
+        drop(gpus);
+        let troubles = sampler.gpu_troubles();
         if !troubles.is_empty() {
             return troubles;
         }
@@ -139,7 +139,7 @@ fn late_cards(sampler: &mut Sampler, patience: Duration) -> Vec<String> {
 }
 
 /// The machine since a time, as a daemon kept it.
-fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
+fn series(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
     let now_ns = jobs::now_ns();
     let since_ns = units::parse_since(since, now_ns, &view::local_zone())
         .map_err(|error| Failure::usage(format!("--since: {error}")))?;
@@ -148,9 +148,9 @@ fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
         Some(_) if setting.server_client()?.is_none() => {
             return Err(Failure::usage("no server given; use --server URL or set MET_SERVER"));
         }
-        node => AllJobs::open(setting)?.node_courses(node.as_deref(), since_ms)?,
+        node => AllJobs::open(setting)?.node_series(node.as_deref(), since_ms)?,
     };
-    parts.retain(|(_, course)| !course.is_empty());
+    parts.retain(|(_, series)| !series.is_empty());
     let mut stdout = output::stdout();
     if args.json {
         let object = json!({
@@ -158,18 +158,18 @@ fn course(setting: &Setting, args: &NodeArgs, since: &str) -> Result<i32> {
             "node": args.node.as_ref().unwrap_or(&setting.host.facts().hostname),
             "since": met_insight::json::time(since_ns),
             "time": met_insight::json::time(now_ns),
-            "series": node_course::object(&parts),
+            "series": node_part_series::object(&parts),
         });
         writeln!(stdout, "{object}")?;
     } else if args.csv {
-        stdout.write_all(node_course::csv(&parts).as_bytes())?;
+        stdout.write_all(node_part_series::csv(&parts).as_bytes())?;
     } else {
-        let gap_ms = |course: &Course| {
+        let gap_ms = |series: &Series| {
             let idle = setting.config.node.idle();
-            sampler::gap_ms_of(course, setting.config.sampling.shortest()).max(sampler::node_gap_ms(idle))
+            sampler::gap_ms_of(series, setting.config.sampling.shortest()).max(sampler::node_gap_ms(idle))
         };
         let style = stdout.style();
-        let plots = node_course::plots(&parts, gap_ms, &style);
+        let plots = node_part_series::plots(&parts, gap_ms, &style);
         let nothing = match &args.node {
             Some(node) => format!(
                 "no series of node {node} have arrived for that time; nodes send them once a minute\n"
@@ -203,7 +203,7 @@ fn energy_object(window: &EnergyWindow) -> Value {
         "system_joules": joules(window.system_uj),
         "idle_joules": joules(window.idle_uj),
         "unassigned_joules": joules(window.unassigned_uj),
-        "cards_joules": joules(window.cards_uj),
+        "cards_joules": joules(window.gpus_uj),
         "idle_estimated": window.idle_estimated,
     })
 }
@@ -216,9 +216,9 @@ fn open(setting: &Setting) -> Sampler {
         // Opening does not wait: a driver that hangs would delay all the rest.
         ..sampler::options(&setting.config, Duration::ZERO)
     };
-    // Of what jobs are read by, cards are things of the machine, too.
-    let of_cards = |spec: &SourceSpec| spec.tables.iter().any(|table| std::ptr::eq(*table, &card::TABLE));
-    for spec in SOURCES.iter().filter(|spec| spec.pace == Pace::Tick && !of_cards(spec)) {
+    // Of what jobs are read by, GPUs are things of the machine, too.
+    let of_gpus = |spec: &SourceSpec| spec.tables.iter().any(|table| std::ptr::eq(*table, &device::TABLE));
+    for spec in SOURCES.iter().filter(|spec| spec.pace == Pace::Tick && !of_gpus(spec)) {
         options.choices.insert(spec.name, Choice { off: true, period: None });
     }
     Sampler::with(setting.host.clone(), BETWEEN_LOOKS, &setting.config, &options)
@@ -259,12 +259,12 @@ fn object(setting: &Setting, rows: &[(&NodeRow, Freshness)]) -> Value {
     })
 }
 
-/// A card, or a part of one, with every column that was read.
-fn card_object(card: &CardNow<'_>) -> Value {
-    let labels = card::TABLE.labels.iter().zip(card.labels);
+/// A GPU, or a part of one, with every column that was read.
+fn gpu_object(gpu: &GpuNow<'_>) -> Value {
+    let labels = device::TABLE.labels.iter().zip(gpu.labels);
     let mut object: Map<String, Value> =
         labels.map(|(name, label)| ((*name).to_owned(), json!(label))).collect();
-    for (column, &cell) in card::TABLE.columns.iter().zip(card.cells).filter(|(_, cell)| **cell != MISSING) {
+    for (column, &cell) in device::TABLE.columns.iter().zip(gpu.cells).filter(|(_, cell)| **cell != MISSING) {
         object.insert(column.json_name(), json!(column.scaled(cell)));
     }
     Value::Object(object)

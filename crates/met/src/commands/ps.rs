@@ -19,8 +19,8 @@ use met_jobs::processes::{self, Process};
 use met_query::jobs::AllJobs;
 use met_query::setting::Setting;
 
-/// A driver without its daemon takes seconds to wake a card up.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// A driver without its daemon takes seconds to wake a GPU up.
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Over this time the present use of the CPU is measured.
 const LOOK_FOR: Duration = Duration::from_millis(200);
 
@@ -51,18 +51,18 @@ fn look(setting: &Setting, processes: &[Process]) -> Vec<ProcessLine> {
     let target =
         |process: &Process| TaskTarget::new(process.id.pid, process.id.start_ticks, TaskRole::Member, true);
     let targets = Targets { cgroups: Vec::new(), tasks: processes.iter().map(target).collect() };
-    let mut runner = Runner::open(&setting.host, &sampler::options(&setting.config, PATIENCE));
+    let mut runner = Runner::open(&setting.host, &sampler::options(&setting.config, TIMEOUT));
     let before = read(&mut runner, &targets);
     std::thread::sleep(LOOK_FOR);
     let after = read(&mut runner, &targets);
-    let on_cards = cards(&runner);
+    let on_gpus = gpus(&runner);
     let line = |process: &Process| {
         let find = |rows: &[(Subject, Vec<i64>)]| {
             let subject = Subject::Task { pid: process.id.pid, start_ticks: process.id.start_ticks };
             rows.iter().find(|(owner, _)| *owner == subject).map(|(_, cells)| cells.clone())
         };
         let mut line = to_line(setting, process, find(&before)?, find(&after)?);
-        add_cards(&mut line, &on_cards);
+        add_gpus(&mut line, &on_gpus);
         Some(line)
     };
     processes.iter().filter_map(line).collect()
@@ -76,17 +76,17 @@ fn read(runner: &mut Runner, targets: &Targets) -> Vec<(Subject, Vec<i64>)> {
         .unwrap_or_default()
 }
 
-/// A process on a card: pid, the card's number, memory and use.
-type OnCard = (u32, String, i64, i64);
+/// A process on a GPU: pid, the GPU's number, memory and use.
+type OnGpu = (u32, String, i64, i64);
 
-fn cards(runner: &Runner) -> Vec<OnCard> {
+fn gpus(runner: &Runner) -> Vec<OnGpu> {
     let mut found = Vec::new();
     for (batches, labels) in runner.labelled() {
         for batch in batches.iter().filter(|batch| std::ptr::eq(batch.table, &gpu::process::TABLE)) {
             for (row, cells) in batch.rows().filter(|(_, cells)| cells[gpu::process::OPEN] != 0) {
                 if let (Subject::Task { pid, .. }, Some(labels)) = (row.owner, labels.get(row.part as usize))
                 {
-                    let index = labels[gpu::card::label::INDEX].clone();
+                    let index = labels[gpu::device::label::INDEX].clone();
                     found.push((pid, index, cells[gpu::process::MEMORY], cells[gpu::process::UTILIZATION]));
                 }
             }
@@ -95,8 +95,8 @@ fn cards(runner: &Runner) -> Vec<OnCard> {
     found
 }
 
-fn add_cards(line: &mut ProcessLine, on_cards: &[OnCard]) {
-    for (_, index, memory, utilization) in on_cards.iter().filter(|(pid, ..)| *pid == line.pid) {
+fn add_gpus(line: &mut ProcessLine, on_gpus: &[OnGpu]) {
+    for (_, index, memory, utilization) in on_gpus.iter().filter(|(pid, ..)| *pid == line.pid) {
         line.gpus.push(index.clone());
         if *memory != MISSING {
             line.gpu_memory_bytes = Some(line.gpu_memory_bytes.unwrap_or(0) + memory.unsigned_abs());

@@ -41,8 +41,8 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
         let known = Known::read(setting.config.sampling.shortest(), record, machine, &mut |table, part| {
             // Only the newest is looked at more closely: bounds are of one run.
             match index == 0 && part.is_empty() {
-                true => all.series(record, table, part),
-                false => Ok(met_core::series::Course::new(table)),
+                true => all.part_series(record, table, part),
+                false => Ok(met_core::series::Series::new(table)),
             }
         })?;
         known.with_job(record, &[], now_ns, |job| {

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use met_server::cluster::access;
-use met_store::cluster::{Bearer, Log};
+use met_store::cluster::{Log, TokenOwner};
 
 use crate::cli::{EnrollArgs, NewArgs, ServerAction, ServerArgs};
 use crate::output;
@@ -35,7 +35,9 @@ fn enroll(setting: &Setting, NewArgs { who: args, replace }: &NewArgs) -> Result
     // A program that reads the token wants nothing else; a person wants to know what to do with it.
     if stdout.is_terminal() {
         let how = match &bearer {
-            Bearer::Node(_) => "on the node: met daemon --join URL, which reads it from its standard input",
+            TokenOwner::Node(_) => {
+                "on the node: met daemon --join URL, which reads it from its standard input"
+            }
             _ => "store it in ~/.config/met/token (chmod 600), then run: met --server URL list",
         };
         writeln!(io::stderr(), "the token of {}; it is not shown again. {how}", args.name)?;
@@ -59,7 +61,7 @@ fn expel(setting: &Setting, args: &EnrollArgs) -> Result<i32> {
     Ok(0)
 }
 
-fn bearer(args: &EnrollArgs) -> Result<Bearer> {
+fn bearer(args: &EnrollArgs) -> Result<TokenOwner> {
     if !access::is_node_name(&args.name) {
         return Err(Failure::usage(format!(
             "{:?} is not a valid name; use letters, digits, dots, hyphens and underscores",
@@ -68,9 +70,9 @@ fn bearer(args: &EnrollArgs) -> Result<Bearer> {
     }
     let name = args.name.clone();
     Ok(match (args.user, args.operator) {
-        (false, false) => Bearer::Node(name),
-        (true, _) => Bearer::User(name),
-        (_, true) => Bearer::Operator(name),
+        (false, false) => TokenOwner::Node(name),
+        (true, _) => TokenOwner::User(name),
+        (_, true) => TokenOwner::Operator(name),
     })
 }
 

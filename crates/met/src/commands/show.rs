@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use met_core::job::Record;
-use met_core::series::{Columns, Course};
+use met_core::series::{Columns, Series};
 use met_core::{Table, event};
 use met_insight::answers::{self, Beside, Known, ReadRun};
 use met_insight::report::Machine;
@@ -25,7 +25,7 @@ use met_query::systems;
 use met_web::pages;
 
 /// More plots than this are for a program.
-const CARDS_PLOTTED: usize = 4;
+const GPUS_PLOTTED: usize = 4;
 const EVENTS_PLOTTED: usize = 8;
 
 pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
@@ -42,8 +42,8 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
         // Processes and files of that machine are not looked for here.
         // A file has the samples of its own job.
         let of_file = |run: &Record, table: &'static Table, part: &str| match run.key == job.record.key {
-            true => job.course(table, part),
-            false => Course::new(table),
+            true => job.series(table, part),
+            false => Series::new(table),
         };
         return print(setting, args, &shown, &mut |run, table, part, _| Ok(of_file(run, table, part)));
     }
@@ -86,7 +86,7 @@ struct Shown {
     record: Record,
     machine: Machine,
     now_ns: i64,
-    /// Not a step: the course and the processes are the whole job's.
+    /// Not a step: the series and the processes are the whole job's.
     whole: bool,
     /// Runs of its lineage before it, newest first.
     earlier: Vec<Record>,
@@ -101,24 +101,24 @@ fn print(
     read: &mut ReadRun<'_, anyhow::Error>,
 ) -> Result<i32> {
     let interval = setting.config.sampling.shortest();
-    let mut series = |table: &'static Table, part: &str| read(record, table, part, Columns::ALL);
+    let mut read_own = |table: &'static Table, part: &str| read(record, table, part, Columns::ALL);
     // Samples and earlier runs are the whole job's, and say nothing of a step.
     let known = match whole {
-        true => Some(Known::read(interval, record, *machine, &mut series)?),
+        true => Some(Known::read(interval, record, *machine, &mut read_own)?),
         false => None,
     };
     let known = known.map(|known| {
         let known = known.beside(*beside).among(&systems::of(&setting.config).into());
         known.after(interval, record, earlier, *now_ns, read)
     });
-    let mut series = |table: &'static Table, part: &str| read(record, table, part, Columns::ALL);
+    let mut read_own = |table: &'static Table, part: &str| read(record, table, part, Columns::ALL);
     let answers = known.as_ref().map(|known| known.answers(record, earlier, *now_ns));
     if let Some(path) = &args.html {
         let (charts, span) = match &known {
             Some(known) => {
                 pages::charts_of(record, *now_ns, |table, part| match known.series(table, part) {
-                    Some(course) => Ok(course.clone()),
-                    None => series(table, part),
+                    Some(series) => Ok(series.clone()),
+                    None => read_own(table, part),
                 })?
             }
             None => (Vec::new(), None),
@@ -142,18 +142,18 @@ fn print(
     let mut report = met_insight::report::report(record, *machine, *now_ns);
     report.answers = answers;
     stdout.write_all(view::report::render(&report, &style).as_bytes())?;
-    let Some(Known { course, gpus, .. }) = known else { return Ok(0) };
+    let Some(Known { series, gpus, .. }) = known else { return Ok(0) };
     let start_ms = record.start_ns.map(|start_ns| start_ns / 1_000_000);
-    let gaps = |course: &Course| resample::gaps(course, setting.config.sampling.shortest(), start_ms);
+    let gaps = |series: &Series| resample::gaps(series, setting.config.sampling.shortest(), start_ms);
     let totals = view::plot::Known::of(record, *now_ns);
-    let mut plots = vec![view::plot::course(&course, gaps(&course), &totals, &style)];
-    for (gpu, (_, course)) in record.gpus.iter().zip(&gpus).take(CARDS_PLOTTED) {
-        plots.push(view::plot::card(course, &gpu.index, gaps(course), &style));
+    let mut plots = vec![view::plot::series(&series, gaps(&series), &totals, &style)];
+    for (gpu, (_, series)) in record.gpus.iter().zip(&gpus).take(GPUS_PLOTTED) {
+        plots.push(view::plot::gpu(series, &gpu.index, gaps(series), &style));
     }
     for counted in record.events.iter().take(EVENTS_PLOTTED) {
         // An older daemon has no such series.
-        let course = series(&event::TABLE, &counted.name).unwrap_or_else(|_| Course::new(&event::TABLE));
-        plots.push(view::plot::event(&course, &counted.name, gaps(&course), &style));
+        let series = read_own(&event::TABLE, &counted.name).unwrap_or_else(|_| Series::new(&event::TABLE));
+        plots.push(view::plot::event(&series, &counted.name, gaps(&series), &style));
     }
     for plot in plots.iter().filter(|plot| !plot.is_empty()) {
         write!(stdout, "\n{plot}")?;

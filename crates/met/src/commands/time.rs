@@ -108,7 +108,7 @@ struct Watched {
 fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> Result<Watched> {
     let mut sampling = Sampling::Not;
     loop {
-        let timeout = sampling.patience().and_then(|patience| Timespec::try_from(patience).ok());
+        let timeout = sampling.timeout().and_then(|timeout| Timespec::try_from(timeout).ok());
         let (readable, signalled) = {
             let channel = PollFd::from_borrowed_fd(supervisor.channel.as_fd(), PollFlags::IN);
             let mut fds = [channel, PollFd::new(&supervisor.signals, PollFlags::IN)];
@@ -149,7 +149,7 @@ enum Sampling {
 }
 
 impl Sampling {
-    fn patience(&self) -> Option<Duration> {
+    fn timeout(&self) -> Option<Duration> {
         match self {
             Sampling::Not => None,
             Sampling::From(at, _) => Some(at.saturating_duration_since(Instant::now())),
@@ -174,10 +174,10 @@ impl Sampling {
 
 /// What was sampled, and the energy, for which the meters are read once more.
 fn end(host: &Host, mut sampler: Sampler, slot: u32, record: &mut Record) -> Option<Sampled> {
-    let troubles = sampler.card_troubles();
+    let troubles = sampler.gpu_troubles();
     let sampled = sampler.remove(slot, Known::of(record));
-    if sampled.as_ref().is_some_and(|sampled| !sampled.has_cards()) {
-        miss_cards(host, &troubles);
+    if sampled.as_ref().is_some_and(|sampled| !sampled.has_gpus()) {
+        miss_gpus(host, &troubles);
     }
     for (_, charged) in sampler.settle_now() {
         charged.put(&mut record.totals);
@@ -186,8 +186,8 @@ fn end(host: &Host, mut sampler: Sampler, slot: u32, record: &mut Record) -> Opt
     sampled
 }
 
-/// Says why there are no figures of cards that the job was given; its environment is ours.
-fn miss_cards(host: &Host, troubles: &[String]) {
+/// Says why there are no figures of GPUs that the job was given; its environment is ours.
+fn miss_gpus(host: &Host, troubles: &[String]) {
     if troubles.is_empty() {
         return;
     }
@@ -220,7 +220,7 @@ fn finish(
 ) -> Result<Record> {
     let Watched { mut record, mut sampled } = watched;
     sampled.settle(&mut record);
-    sampled.complete(&mut record, &sampled.course, interval);
+    sampled.complete(&mut record, &sampled.series, interval);
     let kept = match inbox {
         Some(state) => keep(&JobDir::open(state, record.key.id.parse()?), &record, &sampled),
         None => Ok(()),
@@ -237,9 +237,9 @@ fn finish(
 
 /// Why the end of a job cannot be kept, in words.
 fn keep(folder: &JobDir, record: &Record, sampled: &Sampled) -> Result<(), String> {
-    // The course is worth less than the end: it comes first, and may fail. One sample is no course.
-    if sampled.course.len() > 1 {
-        let _ = folder.write_course(&sampled.course);
+    // The series is worth less than the end: it comes first, and may fail. One sample is no series.
+    if sampled.series.len() > 1 {
+        let _ = folder.write_series(&sampled.series);
     }
     folder.write_end(record).map_err(|error| {
         let (id, place) = (&record.key.id, folder.path().display());

@@ -31,7 +31,7 @@ use met_config::Failure;
 const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// For an answer of a listener that runs already.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_BYTES_MAX: u64 = 4096;
 /// Each listener has a file of its own: one does not hide another.
 const FILES: (&str, &str) = ("web-", ".json");
@@ -81,7 +81,7 @@ pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
     if !args.background && output::stdout().is_terminal() {
         writeln!(output::stdout(), "The link opens once, in one browser. Ctrl-C ends the page.")?;
     }
-    while !is_told_to_end(&signals) && (!args.background || personal.idle() < IDLE_MAX) {
+    while !is_reported_to_end(&signals) && (!args.background || personal.idle() < IDLE_MAX) {
         std::thread::sleep(LOOK_EVERY);
     }
     server.stop();
@@ -89,7 +89,7 @@ pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
     Ok(0)
 }
 
-fn is_told_to_end(signals: &Signals) -> bool {
+fn is_reported_to_end(signals: &Signals) -> bool {
     let ends = |number: i32| [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].contains(&number);
     std::iter::from_fn(|| signals.next()).any(|signal| ends(signal.number))
 }
@@ -245,8 +245,8 @@ fn link_of_running(setting: &Setting, next: &str) -> Option<String> {
 
 fn ask_for_ticket(running: &Running) -> Result<String> {
     let Running { address, base, control, .. } = running;
-    let mut stream = TcpStream::connect_timeout(address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(address, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     write!(
         stream,
         "POST {base}ticket HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {control}\r\nContent-Length: 0\r\n\

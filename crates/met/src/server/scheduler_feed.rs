@@ -83,7 +83,7 @@ impl SchedulerFeed {
     }
 
     /// How long nothing is to be tried again.
-    pub fn patience(&self) -> Option<Duration> {
+    pub fn timeout(&self) -> Option<Duration> {
         self.unwritten.as_ref().map(|(_, again)| again.saturating_duration_since(Instant::now()))
     }
 
@@ -169,11 +169,11 @@ mod tests {
         let full = "CREATE TRIGGER full BEFORE INSERT ON job BEGIN SELECT RAISE(FAIL, 'full'); END;";
         other.execute_batch(full).unwrap();
         let mut scheduler_feed = SchedulerFeed::new().unwrap();
-        assert!(scheduler_feed.is_idle() && scheduler_feed.patience().is_none());
+        assert!(scheduler_feed.is_idle() && scheduler_feed.timeout().is_none());
         scheduler_feed.keep(update("7", 5), |work| drop(work(&mut writer)));
         assert!(!scheduler_feed.is_idle());
         scheduler_feed.settle().unwrap();
-        assert!(!scheduler_feed.is_idle() && scheduler_feed.patience().is_some(), "the others wait");
+        assert!(!scheduler_feed.is_idle() && scheduler_feed.timeout().is_some(), "the others wait");
         assert_eq!(scheduler_answers::before(&writer, "slurm").cursor, None, "it will be asked for again");
 
         let later = Instant::now() + RETRY_AFTER;
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_away_is_told_of_once_until_it_is_back() {
+    fn a_store_that_is_away_is_reported_of_once_until_it_is_back() {
         let mut scheduler_feed = SchedulerFeed::new().unwrap();
         let news = [false, true, true, true, false, false, true].map(|fails| scheduler_feed.is_news(fails));
         assert_eq!(news, [false, true, false, false, true, false, true]);

@@ -3,7 +3,7 @@
 use met_core::chart::Unit;
 use met_core::job::Record;
 use met_core::job_table as column;
-use met_core::series::{Course, Gaps};
+use met_core::series::{Gaps, Series};
 use met_insight::average;
 use met_insight::comparison::{self, Row};
 use met_insight::resample::{self, Bin};
@@ -14,7 +14,7 @@ use met_core::units;
 
 pub struct Compared {
     pub record: Record,
-    pub course: Course,
+    pub series: Series,
     pub gaps: Gaps,
 }
 
@@ -84,9 +84,9 @@ fn blocks(widths: &[usize], room: usize) -> Vec<std::ops::Range<usize>> {
 /// All on one axis, as long as the longest.
 fn charts(jobs: &[Compared], style: &Style) -> String {
     let begin = |job: &Compared| {
-        job.record.start_ns.map(|ns| ns / 1_000_000).or(job.course.times_ms.first().copied())
+        job.record.start_ns.map(|ns| ns / 1_000_000).or(job.series.times_ms.first().copied())
     };
-    let long = |job: &Compared| Some(job.course.times_ms.last()? - begin(job)?);
+    let long = |job: &Compared| Some(job.series.times_ms.last()? - begin(job)?);
     let Some(span_ms) = jobs.iter().filter_map(long).max().filter(|&span_ms| span_ms > 0) else {
         return String::new();
     };
@@ -97,9 +97,9 @@ fn charts(jobs: &[Compared], style: &Style) -> String {
     for (title, index, unit) in kinds {
         for job in jobs {
             let Some(begin_ms) = begin(job) else { continue };
-            let scale = job.course.table.columns[index].scale;
+            let scale = job.series.table.columns[index].scale;
             let count = plot::bin_count(columns);
-            let bins = resample::between(&job.course, index, begin_ms, begin_ms + span_ms, count, job.gaps);
+            let bins = resample::between(&job.series, index, begin_ms, begin_ms + span_ms, count, job.gaps);
             let scaled =
                 |bin: Bin| Bin { min: bin.min * scale, mean: bin.mean * scale, max: bin.max * scale };
             // The peak of a report is of at least half a second; no chart is higher.
@@ -123,11 +123,11 @@ mod tests {
     fn jobs_are_side_by_side_and_aligned_at_their_start() {
         let job = |id, hours: i64| {
             let mut record = sample::full(id, "train");
-            let mut course = sample::course();
+            let mut series = sample::series();
             let shift_ms = hours * 3_600_000;
-            record.start_ns = course.times_ms.first().map(|first| (first + shift_ms) * 1_000_000);
-            course.times_ms.iter_mut().for_each(|time_ms| *time_ms += shift_ms);
-            Compared { record, course, gaps: 10_000.into() }
+            record.start_ns = series.times_ms.first().map(|first| (first + shift_ms) * 1_000_000);
+            series.times_ms.iter_mut().for_each(|time_ms| *time_ms += shift_ms);
+            Compared { record, series, gaps: 10_000.into() }
         };
         let jobs = [job(1, 0), job(2, 5)];
         let drawn = render(&jobs, sample::NOW_NS, &Style { width: Some(80), ..Style::plain() });

@@ -1,10 +1,10 @@
-//! What people see of cards, in every view.
+//! What people see of GPUs, in every view.
 
 use expect_test::{Expect, expect};
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_core::{JOB, MISSING};
 use met_insight::report::{Machine, report};
 
@@ -24,7 +24,7 @@ fn used(index: &str, utilization: f64) -> GpuUse {
         held_ns: 68 * SECOND_NS,
         used_ns: 60 * SECOND_NS,
         utilization: Some(utilization),
-        card_utilization: Some((utilization + 0.3).min(1.0)),
+        gpu_utilization: Some((utilization + 0.3).min(1.0)),
         copy: Some(0.04),
         memory_mean_bytes: Some(31.5 * (1u64 << 30) as f64),
         memory_peak_bytes: Some(42 << 30),
@@ -35,7 +35,7 @@ fn used(index: &str, utilization: f64) -> GpuUse {
         energy_source: Some(met_core::job::EnergySource::Counter),
         idle_power_mw: Some(75_000),
         idle_power_source: Some("learned".to_owned()),
-        card_power_mw: Some(431_200.0),
+        gpu_power_mw: Some(431_200.0),
         temperature_max_mc: Some(61_000),
         clock_mean_mhz: Some(1_912.0),
         clock_max_mhz: Some(1_980),
@@ -58,14 +58,14 @@ fn held(index: &str) -> GpuUse {
         idle_since_ns: Some(START_NS),
         held_ns: 68 * SECOND_NS,
         utilization: Some(0.0),
-        card_utilization: Some(0.0),
+        gpu_utilization: Some(0.0),
         memory_mean_bytes: Some(0.0),
         memory_peak_bytes: Some(0),
         memory_total_bytes: Some(150_754_820_096),
         energy_idle_uj: 110 * 68 * 1_000_000,
         energy_kind: Some(QualityKind::Measured),
         energy_source: Some(met_core::job::EnergySource::Counter),
-        card_power_mw: Some(110_000.0),
+        gpu_power_mw: Some(110_000.0),
         temperature_max_mc: Some(34_000),
         ..GpuUse::default()
     }
@@ -78,7 +78,7 @@ fn with(mut record: Record, gpus: Vec<GpuUse>) -> Record {
     record
 }
 
-/// One on two cards, one that was given two and uses none, one of which little is known.
+/// One on two GPUs, one that was given two and uses none, one of which little is known.
 fn jobs() -> Vec<Record> {
     let faulty = GpuUse {
         faults: Some(2),
@@ -109,7 +109,7 @@ fn check_list(width: usize, expected: Expect) {
 }
 
 #[test]
-fn the_list_of_cards_at_80() {
+fn the_list_of_gpus_at_80() {
     check_list(
         80,
         expect![[r#"
@@ -147,7 +147,7 @@ fn the_header_of_names_is_whole_where_there_is_room() {
 }
 
 #[test]
-fn the_list_of_cards_at_120() {
+fn the_list_of_gpus_at_120() {
     check_list(
         120,
         expect![[r#"
@@ -165,7 +165,7 @@ fn the_list_of_cards_at_120() {
 }
 
 #[test]
-fn the_list_of_cards_at_160() {
+fn the_list_of_gpus_at_160() {
     check_list(
         160,
         expect![[r#"
@@ -183,7 +183,7 @@ fn the_list_of_cards_at_160() {
 }
 
 #[test]
-fn the_list_of_cards_for_programs() {
+fn the_list_of_gpus_for_programs() {
     expect![[r#"
         job,ppid,name,gpu_ratio,gpu_memory_bytes,gpu_energy_joules,gpu_temperature_max_celsius,state,wall_seconds,cards
         50,3113,notebook,0,0,14960,34,running,68,"0: idle, 1: idle"
@@ -195,7 +195,7 @@ fn check_report(record: &Record, expected: Expect) {
     let style = Style { width: Some(80), ..Style::plain() };
     let drawn = super::report::render(&report(record, Machine { cpus: Some(8) }, NOW_NS), &style);
     assert!(drawn.lines().all(|line| text::width(line) <= 80), "{drawn}");
-    // What the cards are about; the rest is tested where it belongs.
+    // What the GPUs are about; the rest is tested where it belongs.
     let lines: Vec<&str> = drawn.lines().skip_while(|line| !line.trim_start().starts_with("GPU")).collect();
     let end = lines.iter().rposition(|line| line.contains("GPU") || line.contains("memory errors"));
     let end = end.map_or(0, |end| (end + 7).min(lines.len()));
@@ -204,7 +204,7 @@ fn check_report(record: &Record, expected: Expect) {
 }
 
 #[test]
-fn the_report_of_a_job_on_two_cards() {
+fn the_report_of_a_job_on_two_gpus() {
     check_report(
         &jobs()[1],
         expect![[r#"
@@ -271,7 +271,7 @@ fn the_report_of_a_job_that_holds_and_does_not_use() {
 }
 
 #[test]
-fn the_report_of_a_card_with_errors() {
+fn the_report_of_a_gpu_with_errors() {
     check_report(
         &jobs()[3],
         expect![[r#"
@@ -309,7 +309,7 @@ fn the_report_of_a_card_with_errors() {
 }
 
 #[test]
-fn the_report_of_a_card_that_was_never_seen_idle() {
+fn the_report_of_a_gpu_that_was_never_seen_idle() {
     let gpu = GpuUse { idle_power_source: Some("bound".to_owned()), ..used("0", 0.5) };
     check_report(
         &with(sample::full(54, "train"), vec![gpu]),
@@ -343,7 +343,7 @@ fn the_report_of_a_card_that_was_never_seen_idle() {
 }
 
 #[test]
-fn processes_show_their_cards() {
+fn processes_show_their_gpus() {
     let mut lines: Vec<ProcessLine> = super::sample::processes();
     lines[3].gpus = vec!["0".to_owned(), "1".to_owned()];
     lines[3].gpu_utilization = Some(1.52);
@@ -362,23 +362,23 @@ fn processes_show_their_cards() {
     .assert_eq(&ps::tree(&lines, &Style { width: Some(100), ..Style::plain() }));
 }
 
-fn job_course() -> Course {
-    let mut course = Course::new(&JOB);
+fn job_series() -> Series {
+    let mut series = Series::new(&JOB);
     for second in 0..300i64 {
         let mut cells = vec![MISSING; JOB.columns.len()];
         let busy = second % 60 < 45;
         cells[column::GPU_UTILIZATION] = if busy { 1_700 } else { 0 };
         cells[column::GPU_MEMORY] = (second.min(60) << 30) / 2;
         cells[column::GPU_POWER] = if busy { 820_000 } else { 150_000 };
-        course.push(START_NS / 1_000_000 + second * 1000, &cells);
+        series.push(START_NS / 1_000_000 + second * 1000, &cells);
     }
-    course
+    series
 }
 
 #[test]
-fn cards_over_time() {
-    let drawn = plot::course(
-        &job_course(),
+fn gpus_over_time() {
+    let drawn = plot::series(
+        &job_series(),
         10_000.into(),
         &plot::Known::default(),
         &Style { width: Some(60), ..Style::plain() },
@@ -409,15 +409,15 @@ fn cards_over_time() {
 }
 
 #[test]
-fn a_whole_card_over_time_with_a_time_in_which_it_was_lost() {
-    let mut course = Course::new(&card::TABLE);
+fn a_whole_gpu_over_time_with_a_time_in_which_it_was_lost() {
+    let mut series = Series::new(&device::TABLE);
     for second in (0..300i64).filter(|second| !(120..180).contains(second)) {
-        let mut cells = vec![MISSING; card::TABLE.columns.len()];
-        cells[card::UTILIZATION] = 500 + second;
-        cells[card::POWER] = 300_000 + second * 1000;
-        course.push(START_NS / 1_000_000 + second * 1000, &cells);
+        let mut cells = vec![MISSING; device::TABLE.columns.len()];
+        cells[device::UTILIZATION] = 500 + second;
+        cells[device::POWER] = 300_000 + second * 1000;
+        series.push(START_NS / 1_000_000 + second * 1000, &cells);
     }
-    let drawn = plot::card(&course, "1", 10_000.into(), &Style { width: Some(60), ..Style::plain() });
+    let drawn = plot::gpu(&series, "1", 10_000.into(), &Style { width: Some(60), ..Style::plain() });
     expect![[r#"
         60 columns
                      GPU 1, all jobs: use, peak 80%
@@ -439,11 +439,11 @@ fn a_whole_card_over_time_with_a_time_in_which_it_was_lost() {
 }
 
 #[test]
-fn since_when_a_card_idles_is_told_in_the_readers_zone_and_not_cut() {
-    let mut card = used("0", 0.4);
-    card.idle_since_ns = Some(START_NS + 30 * SECOND_NS);
-    card.held_by = "CUDA_VISIBLE_DEVICES (as opened)".to_owned().into();
-    let record = with(sample::full(12, "train"), vec![card]);
+fn since_when_a_gpu_idles_is_reported_in_the_readers_zone_and_not_cut() {
+    let mut gpu = used("0", 0.4);
+    gpu.idle_since_ns = Some(START_NS + 30 * SECOND_NS);
+    gpu.held_by = "CUDA_VISIBLE_DEVICES (as opened)".to_owned().into();
+    let record = with(sample::full(12, "train"), vec![gpu]);
     let shown = report(&record, Machine::default(), NOW_NS);
     let zone = jiff::tz::TimeZone::fixed(jiff::tz::offset(9));
     let drawn = super::report::render(&shown, &Style { width: Some(80), zone, ..Style::plain() });
@@ -454,15 +454,15 @@ fn since_when_a_card_idles_is_told_in_the_readers_zone_and_not_cut() {
 }
 
 #[test]
-fn cards_are_not_drawn_through_a_time_in_which_nobody_looked() {
-    let mut course = Course::new(&JOB);
+fn gpus_are_not_drawn_through_a_time_in_which_nobody_looked() {
+    let mut series = Series::new(&JOB);
     let mut cells = vec![MISSING; JOB.columns.len()];
     for second in (0..20).chain(31..50) {
         (cells[column::GPU_POWER], cells[column::CPU]) = (400_000, second * SECOND_NS);
-        course.push(second * 1000, &cells);
+        series.push(second * 1000, &cells);
     }
-    let drawn = plot::course(
-        &course,
+    let drawn = plot::series(
+        &series,
         25_000.into(),
         &plot::Known::default(),
         &Style { width: Some(60), ..Style::plain() },

@@ -1,15 +1,15 @@
-//! The cards of this machine as they are now, and whose they are.
+//! The GPUs of this machine as they are now, and whose they are.
 
 use super::{Paint, Style, text};
 use met_core::units;
 
-/// One card. What could not be read is `None`, not 0.
+/// One GPU. What could not be read is `None`, not 0.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct CardLine {
+pub struct GpuLine {
     pub index: String,
     pub uuid: String,
     pub name: String,
-    /// Each maker's cards are numbered by themselves.
+    /// Each maker's GPUs are numbered by themselves.
     pub vendor: String,
     pub utilization: Option<f64>,
     pub memory_used_bytes: Option<f64>,
@@ -27,7 +27,7 @@ pub struct CardLine {
     pub is_free: bool,
 }
 
-/// Who uses or holds a card: a job, or a process of no job.
+/// Who uses or holds a GPU: a job, or a process of no job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UserLine {
     /// The job's id and name; of a process of no job nothing and its name.
@@ -118,16 +118,16 @@ impl Layout {
     }
 }
 
-pub fn cards(cards: &[CardLine], now_ns: i64, style: &Style) -> String {
-    let Some(first) = cards.first() else {
+pub fn gpus(gpus: &[GpuLine], now_ns: i64, style: &Style) -> String {
+    let Some(first) = gpus.first() else {
         return "no GPUs found; see `met doctor`\n".to_owned();
     };
-    let several_makers = cards.iter().any(|card| card.vendor != first.vendor);
-    let number = |card: &CardLine| match several_makers {
-        true => format!("{} {}", card.vendor, card.index),
-        false => card.index.clone(),
+    let several_makers = gpus.iter().any(|gpu| gpu.vendor != first.vendor);
+    let number = |gpu: &GpuLine| match several_makers {
+        true => format!("{} {}", gpu.vendor, gpu.index),
+        false => gpu.index.clone(),
     };
-    let room = cards.iter().map(|card| number(card).len()).max().unwrap_or(0).max(NUMBER_COLUMNS);
+    let room = gpus.iter().map(|gpu| number(gpu).len()).max().unwrap_or(0).max(NUMBER_COLUMNS);
     let layout = Layout::of(room, style.width);
     let head = format!(
         "{:<room$} {:<name$} {}",
@@ -137,10 +137,10 @@ pub fn cards(cards: &[CardLine], now_ns: i64, style: &Style) -> String {
         name = layout.name
     );
     let mut drawn = style.paint(Paint::Bold, head.trim_end()) + "\n";
-    for card in cards {
-        let number = text::pad(&text::escape(&number(card)), room);
-        drawn.push_str(&line(card, &number, &layout, now_ns, style));
-        for user in &card.users {
+    for gpu in gpus {
+        let number = text::pad(&text::escape(&number(gpu)), room);
+        drawn.push_str(&line(gpu, &number, &layout, now_ns, style));
+        for user in &gpu.users {
             drawn.push_str(&user_line(user, &layout, now_ns, style));
         }
     }
@@ -151,33 +151,33 @@ fn or_dash<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
     value.map(format).unwrap_or_else(|| "-".to_owned())
 }
 
-fn line(card: &CardLine, number: &str, layout: &Layout, now_ns: i64, style: &Style) -> String {
-    let used = or_dash(card.memory_used_bytes, units::bytes);
-    let memory = match card.memory_total_bytes.filter(|_| layout.memory == MEMORY_OF_WHOLE) {
+fn line(gpu: &GpuLine, number: &str, layout: &Layout, now_ns: i64, style: &Style) -> String {
+    let used = or_dash(gpu.memory_used_bytes, units::bytes);
+    let memory = match gpu.memory_total_bytes.filter(|_| layout.memory == MEMORY_OF_WHOLE) {
         Some(total) => format!("{used} of {}", units::bytes(total)),
         None => used,
     };
-    let name = text::pad(&text::cut(&text::escape(&card.name), layout.name, style.ascii), layout.name);
-    if let Some(since_ns) = card.lost_since_ns {
+    let name = text::pad(&text::cut(&text::escape(&gpu.name), layout.name, style.ascii), layout.name);
+    if let Some(since_ns) = gpu.lost_since_ns {
         let words = format!("lost since {}", units::time_short(since_ns, now_ns, &style.zone));
         return format!("{number} {name}  {}\n", style.paint(Paint::Red, &words));
     }
-    if let Some(error) = &card.error {
+    if let Some(error) = &gpu.error {
         let line = format!("{number} {name}").trim_end().to_owned();
         return format!("{line}{}\n", style.paint(Paint::Red, &layout.behind(&line, &text::escape(error))));
     }
     let figures = layout.figures([
-        &or_dash(card.utilization, units::percent),
+        &or_dash(gpu.utilization, units::percent),
         &memory,
-        &or_dash(card.power_watts, units::watts),
-        &or_dash(card.temperature_celsius, units::celsius),
-        &or_dash(card.clock_hertz, units::hertz),
+        &or_dash(gpu.power_watts, units::watts),
+        &or_dash(gpu.temperature_celsius, units::celsius),
+        &or_dash(gpu.clock_hertz, units::hertz),
     ]);
     let line = format!("{number} {name} {figures}");
-    if card.throttled.is_empty() {
+    if gpu.throttled.is_empty() {
         return line + "\n";
     }
-    let words = layout.behind(&line, &format!("throttled: {}", card.throttled.join(", ")));
+    let words = layout.behind(&line, &format!("throttled: {}", gpu.throttled.join(", ")));
     format!("{line}{}\n", style.paint(Paint::Yellow, &words))
 }
 
@@ -217,15 +217,15 @@ mod tests {
     use super::*;
     use expect_test::expect;
 
-    /// A shared card, a part of one, and one that is lost.
-    fn some_cards() -> [CardLine; 3] {
+    /// A shared GPU, a part of one, and one that is lost.
+    fn some_gpus() -> [GpuLine; 3] {
         let user = |job: &str, name: &str| UserLine {
             job: Some(job.to_owned()),
             name: name.to_owned(),
             ..UserLine::default()
         };
         [
-            CardLine {
+            GpuLine {
                 index: "0".to_owned(),
                 name: "NVIDIA H200".to_owned(),
                 utilization: Some(0.9),
@@ -249,20 +249,20 @@ mod tests {
                     },
                     UserLine { name: "Xorg".to_owned(), pids: vec![7], ..UserLine::default() },
                 ],
-                ..CardLine::default()
+                ..GpuLine::default()
             },
-            CardLine {
+            GpuLine {
                 index: "1.0".to_owned(),
                 name: "NVIDIA H200 MIG 3g".to_owned(),
                 memory_total_bytes: Some(40.0 * (1u64 << 30) as f64),
-                ..CardLine::default()
+                ..GpuLine::default()
             },
-            CardLine {
+            GpuLine {
                 index: "2".to_owned(),
                 name: "NVIDIA H200".to_owned(),
                 lost_since_ns: Some(1_768_408_844_500_000_000),
                 users: vec![user("14", "train")],
-                ..CardLine::default()
+                ..GpuLine::default()
             },
         ]
     }
@@ -270,8 +270,8 @@ mod tests {
     const NOW_NS: i64 = 1_768_408_900_000_000_000;
 
     #[test]
-    fn a_shared_card_one_held_and_a_stranger() {
-        let all = some_cards();
+    fn a_shared_gpu_one_held_and_a_stranger() {
+        let all = some_gpus();
         expect![[r#"
             GPU   NAME                           USE                 MEMORY    POWER    TEMP     CLOCK
             0     NVIDIA H200                    90%    3.00 GiB of 140 GiB    312 W   61 °C  1.98 GHz  throttled: power cap
@@ -282,16 +282,16 @@ mod tests {
             2     NVIDIA H200                   lost since 16:40:44
               job 14 train                         -                      -
         "#]]
-        .assert_eq(&cards(&all, NOW_NS, &Style::plain()));
-        assert_eq!(cards(&[], 0, &Style::plain()), "no GPUs found; see `met doctor`\n");
+        .assert_eq(&gpus(&all, NOW_NS, &Style::plain()));
+        assert_eq!(gpus(&[], 0, &Style::plain()), "no GPUs found; see `met doctor`\n");
     }
 
     #[test]
-    fn cards_fit_a_narrow_terminal() {
-        let mut all = some_cards();
+    fn gpus_fit_a_narrow_terminal() {
+        let mut all = some_gpus();
         all[2].users[0].pids = (1000..1040).collect();
         for width in 44..100 {
-            let drawn = cards(&all, NOW_NS, &Style { width: Some(width), ..Style::plain() });
+            let drawn = gpus(&all, NOW_NS, &Style { width: Some(width), ..Style::plain() });
             let longest = drawn.lines().map(text::width).max();
             assert!(longest.is_some_and(|longest| longest <= width), "{width} columns:\n{drawn}");
         }
@@ -305,17 +305,17 @@ mod tests {
                 held, idle since 16:40:44
               Xorg                          -         -  pid 7
         "#]]
-        .assert_eq(&cards(&all[..1], NOW_NS, &narrow));
+        .assert_eq(&gpus(&all[..1], NOW_NS, &narrow));
     }
 
     #[test]
-    fn cards_of_two_makers_are_told_apart() {
-        let card = |vendor: &str, name: &str| CardLine {
+    fn gpus_of_two_makers_are_reported_apart() {
+        let gpu = |vendor: &str, name: &str| GpuLine {
             index: "0".to_owned(),
             vendor: vendor.to_owned(),
             name: name.to_owned(),
             users: vec![UserLine { name: "Xorg".to_owned(), pids: vec![7], ..UserLine::default() }],
-            ..CardLine::default()
+            ..GpuLine::default()
         };
         expect![[r#"
             GPU      NAME                           USE                 MEMORY    POWER    TEMP     CLOCK
@@ -324,6 +324,6 @@ mod tests {
             nvidia 0 H200                             -                      -        -       -         -
               Xorg                                    -                      -  pid 7
         "#]]
-        .assert_eq(&cards(&[card("amd", "MI300"), card("nvidia", "H200")], 0, &Style::plain()));
+        .assert_eq(&gpus(&[gpu("amd", "MI300"), gpu("nvidia", "H200")], 0, &Style::plain()));
     }
 }

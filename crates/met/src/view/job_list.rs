@@ -240,7 +240,7 @@ static GPU: &[ListColumn] = &[
     .rank(5),
     text_column("STATUS", "state", |job| Value::State(job.status(), cause(job.record), job.record.state)),
     DURATION.rank(3).short("TIME").side(Side::Left),
-    text_column("CARDS", "cards", |job| Value::Text(job.cards())).rank(9),
+    text_column("CARDS", "cards", |job| Value::Text(job.gpus())).rank(9),
 ];
 
 static ENERGY: &[ListColumn] = &[
@@ -405,11 +405,11 @@ impl Job<'_> {
         Some(self.record.local.as_ref()?.main?.pid.to_string())
     }
 
-    /// Each card with what the job used of it; of many, how many and which idle.
-    fn cards(&self) -> Option<String> {
+    /// Each GPU with what the job used of it; of many, how many and which idle.
+    fn gpus(&self) -> Option<String> {
         const EACH_MAX: usize = 4;
         let is_idle = |gpu: &GpuUse| gpu.used_ns == 0 && gpu.idle_since_ns.is_some();
-        let card = |gpu: &GpuUse| match gpu.utilization {
+        let one = |gpu: &GpuUse| match gpu.utilization {
             _ if is_idle(gpu) => format!("{}: idle", gpu.index),
             Some(used) => format!("{}: {}", gpu.index, units::percent(used)),
             None => gpu.index.clone(),
@@ -418,7 +418,7 @@ impl Job<'_> {
         let idle: Vec<&str> = gpus.iter().filter(|gpu| is_idle(gpu)).map(|gpu| gpu.index.as_str()).collect();
         match gpus.len() {
             0 => None,
-            1..=EACH_MAX => Some(gpus.iter().map(card).collect::<Vec<_>>().join(", ")),
+            1..=EACH_MAX => Some(gpus.iter().map(one).collect::<Vec<_>>().join(", ")),
             count if idle.is_empty() => Some(format!("{count} GPUs")),
             count if idle.len() == count => Some(format!("{count} GPUs, all idle")),
             count if idle.len() <= EACH_MAX => Some(format!("{count} GPUs, idle: {}", idle.join(" "))),
@@ -690,7 +690,7 @@ impl Frame {
 /// A name shorter than this says little; a column of figures goes before it is cut further.
 const NAME_COLUMNS_WANTED: usize = 14;
 const NAME_COLUMNS_MIN: usize = 6;
-/// In the list of GPUs: all but the cards and the process, which leave first.
+/// In the list of GPUs: all but the GPUs and the process, which leave first.
 const GPU_KEPT_RANK: u8 = 7;
 
 /// Makes the table as wide as the terminal at most: short headers, then shorter names, then fewer

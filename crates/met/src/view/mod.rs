@@ -1,4 +1,4 @@
-//! What people see: text from records, reports and courses. Nothing here prints; callers do.
+//! What people see: text from records, reports and series. Nothing here prints; callers do.
 
 pub mod compare;
 pub mod doctor;
@@ -9,7 +9,7 @@ pub mod gpus;
 pub mod job_list;
 pub mod manual;
 pub mod node;
-pub mod node_course;
+pub mod node_part_series;
 pub mod nodes;
 pub mod plot;
 pub mod ps;

@@ -1,12 +1,12 @@
 //! The machine as it is now: one block for each thing that it has.
 
-use met_core::cards::CardNow;
 use met_core::chart::{MachineChart, Unit as ChartUnit};
-use met_core::gpu::card;
+use met_core::gpu::device;
+use met_core::gpus::GpuNow;
 use met_core::job::QualityKind;
 use met_core::node::{Freshness, NodeRow};
 use met_core::{Kind, MISSING, Table, Unit};
-use met_sources::network::device;
+use met_sources::network;
 use met_sources::{
     block, cpufreq, cray, hwmon, infiniband, ipmi, lustre, nfs, node, numa, rapl, redfish, thermal,
 };
@@ -18,7 +18,7 @@ use met_core::units;
 pub struct Machine<'a> {
     pub name: &'a str,
     pub cpus: u32,
-    pub cards: &'a [CardNow<'a>],
+    pub gpus: &'a [GpuNow<'a>],
 }
 
 type Rows<'a> = &'a [(&'a NodeRow, Freshness)];
@@ -44,7 +44,7 @@ pub fn machine(machine: &Machine<'_>, rows: Rows<'_>, style: &Style) -> String {
         ("Fabric", fabric(rows)),
         ("Lustre", lustre(rows)),
         ("NFS", nfs(rows)),
-        ("Power", power(rows).into_iter().chain(card_power(machine.cards)).collect()),
+        ("Power", power(rows).into_iter().chain(gpu_power(machine.gpus)).collect()),
         ("Temperature", temperatures(rows)),
     ];
     for (head, lines) in blocks.into_iter().chain(others(rows, met_sources::charts())) {
@@ -61,7 +61,7 @@ pub fn machine(machine: &Machine<'_>, rows: Rows<'_>, style: &Style) -> String {
 }
 
 /// GPUs that answered when everything else was shown.
-pub fn late_cards(lines: &[String], style: &Style) -> String {
+pub fn late_gpus(lines: &[String], style: &Style) -> String {
     let mut drawn = String::new();
     for (index, line) in lines.iter().flat_map(|line| whole(line, style)).enumerate() {
         let head = if index == 0 { text::pad("GPUs", HEAD_COLUMNS) } else { " ".repeat(HEAD_COLUMNS) };
@@ -71,8 +71,8 @@ pub fn late_cards(lines: &[String], style: &Style) -> String {
 }
 
 /// A line for each GPU whose power is known.
-pub fn card_lines(cards: &[CardNow<'_>]) -> Vec<String> {
-    card_power(cards)
+pub fn gpu_lines(gpus: &[GpuNow<'_>]) -> Vec<String> {
+    gpu_power(gpus)
 }
 
 /// Whose the power was in the last window of the ledger: the parts add up to the meter.
@@ -84,16 +84,16 @@ pub fn energy(window: &EnergyWindow, style: &Style) -> String {
     };
     let idle_sign = if window.idle_estimated { "~" } else { "" };
     let watts = |energy_uj: i64| units::watts(window.watts(energy_uj));
-    let cards = match window.cards_uj {
+    let gpus = match window.gpus_uj {
         0 => String::new(),
-        cards_uj => format!(", GPUs {}", watts(cards_uj)),
+        gpus_uj => format!(", GPUs {}", watts(gpus_uj)),
     };
     let unassigned = match window.unassigned_uj {
         0 => String::new(),
         unassigned_uj => format!("   unassigned {}", watts(unassigned_uj)),
     };
     let line = format!(
-        "{} total{cards}   jobs {}   system {}   idle {}{unassigned}   ({}, {})",
+        "{} total{gpus}   jobs {}   system {}   idle {}{unassigned}   ({}, {})",
         units::marked(sign, &watts(window.whole_uj)),
         watts(window.jobs_uj),
         watts(window.system_uj),
@@ -265,20 +265,25 @@ fn disks(rows: Rows<'_>) -> Vec<String> {
 
 fn network(rows: Rows<'_>) -> Vec<String> {
     let one = |(row, freshness): (&NodeRow, Freshness)| {
-        let lost =
-            [device::ERRORS_RECEIVED, device::ERRORS_SENT, device::DROPPED_RECEIVED, device::DROPPED_SENT];
+        let lost = [
+            network::device::ERRORS_RECEIVED,
+            network::device::ERRORS_SENT,
+            network::device::DROPPED_RECEIVED,
+            network::device::DROPPED_SENT,
+        ];
         let lost: f64 = lost.into_iter().filter_map(|column| row.rate(column)).sum();
         let parts = [
-            ("received ", row.rate(device::RECEIVED).map(units::bytes_per_second)),
-            ("sent ", row.rate(device::SENT).map(units::bytes_per_second)),
+            ("received ", row.rate(network::device::RECEIVED).map(units::bytes_per_second)),
+            ("sent ", row.rate(network::device::SENT).map(units::bytes_per_second)),
             ("packets lost/s ", (lost > 0.0).then(|| units::count(lost))),
         ];
-        line(label(row, device::label::DEVICE), &parts, freshness)
+        line(label(row, network::device::label::DEVICE), &parts, freshness)
     };
     // A device that never carried anything is not worth a line.
-    let used =
-        |row: &NodeRow| row.level(device::RECEIVED) != Some(0.0) || row.level(device::SENT) != Some(0.0);
-    of_table(rows, &device::TABLE).filter(|(row, _)| used(row)).filter_map(one).collect()
+    let used = |row: &NodeRow| {
+        row.level(network::device::RECEIVED) != Some(0.0) || row.level(network::device::SENT) != Some(0.0)
+    };
+    of_table(rows, &network::device::TABLE).filter(|(row, _)| used(row)).filter_map(one).collect()
 }
 
 fn fabric(rows: Rows<'_>) -> Vec<String> {
@@ -346,11 +351,11 @@ fn others<'a>(
         &cpufreq::TABLE,
         &numa::TABLE,
         &block::TABLE,
-        &device::TABLE,
+        &network::device::TABLE,
         &infiniband::TABLE,
         &lustre::TABLE,
         &nfs::TABLE,
-        &card::TABLE,
+        &device::TABLE,
     ];
     let is_shown = move |chart: &&MachineChart| {
         matches!(chart.unit, ChartUnit::Watts | ChartUnit::Celsius)
@@ -385,27 +390,27 @@ fn sensor_name(row: &NodeRow) -> Option<String> {
         () if is(&thermal::TABLE) => {
             both(thermal::label::ZONE, thermal::label::TYPE).map(|name| format!("zone {name}"))
         }
-        // Cards have lines of their own.
-        () if is(&card::TABLE) => None,
+        // GPUs have lines of their own.
+        () if is(&device::TABLE) => None,
         () => Some(row.labels.join(" ")),
     }
 }
 
-/// Parts of a card draw what the card draws.
-fn card_power(cards: &[CardNow<'_>]) -> Vec<String> {
-    let is_whole = |card: &&CardNow<'_>| card.labels[card::label::PARENT].is_empty();
-    let one = |card: &CardNow<'_>| {
-        let power_mw = Some(card.cells[card::POWER]).filter(|&cell| cell != MISSING);
+/// Parts of a GPU draw what the GPU draws.
+fn gpu_power(gpus: &[GpuNow<'_>]) -> Vec<String> {
+    let is_whole = |gpu: &&GpuNow<'_>| gpu.labels[device::label::PARENT].is_empty();
+    let one = |gpu: &GpuNow<'_>| {
+        let power_mw = Some(gpu.cells[device::POWER]).filter(|&cell| cell != MISSING);
         let watts = power_mw.map(|mw| units::watts(mw as f64 / 1e3));
-        let by = watts.as_ref().map(|_| card.labels[card::label::VENDOR].clone());
-        let name = format!("GPU {} {}", card.labels[card::label::INDEX], card.labels[card::label::NAME]);
+        let by = watts.as_ref().map(|_| gpu.labels[device::label::VENDOR].clone());
+        let name = format!("GPU {} {}", gpu.labels[device::label::INDEX], gpu.labels[device::label::NAME]);
         line(
             &name,
             &[("", watts.or_else(|| Some("power unknown".to_owned()))), ("by ", by)],
             Freshness::Current,
         )
     };
-    cards.iter().filter(is_whole).filter_map(one).collect()
+    gpus.iter().filter(is_whole).filter_map(one).collect()
 }
 
 /// The hottest first.
@@ -470,12 +475,12 @@ mod tests {
     fn draw_in(rows: &NodeRows, now_ns: i64, width: Option<usize>) -> String {
         let known: Vec<_> = rows.known(now_ns).collect();
         let labels = ["0", "GPU-a", "Fake H200", "nvidia", "", "195:0"].map(str::to_owned);
-        let mut cells = vec![MISSING; card::TABLE.columns.len()];
-        cells[card::POWER] = 489_500;
-        let card = CardNow { labels: &labels, cells: &cells, processes: Vec::new(), holders: Vec::new() };
-        let cards = if rows.known(now_ns).next().is_some() { vec![card] } else { Vec::new() };
+        let mut cells = vec![MISSING; device::TABLE.columns.len()];
+        cells[device::POWER] = 489_500;
+        let gpu = GpuNow { labels: &labels, cells: &cells, processes: Vec::new(), holders: Vec::new() };
+        let gpus = if rows.known(now_ns).next().is_some() { vec![gpu] } else { Vec::new() };
         let style = Style { width, ..Style::plain() };
-        machine(&Machine { name: "n1", cpus: 4, cards: &cards }, &known, &style)
+        machine(&Machine { name: "n1", cpus: 4, gpus: &gpus }, &known, &style)
     }
 
     #[test]
@@ -606,7 +611,7 @@ mod tests {
             rows.take("fan", &batch, &[vec!["left".to_owned()]], SECOND);
         }
         let known: Vec<_> = rows.known(2 * SECOND).collect();
-        let drawn: Vec<_> = others(&known, vec![&SPIN, &ROOM, &card::CHARTS[0]]).collect();
+        let drawn: Vec<_> = others(&known, vec![&SPIN, &ROOM, &device::CHARTS[0]]).collect();
         let line = format!("{:24} 30.0 /s", "left");
         assert_eq!(drawn, [("Fans of the case", vec![line]), ("Room", Vec::new())]);
     }
@@ -623,23 +628,23 @@ mod tests {
             system_uj: 50_000_000,
             idle_uj: 950_000_000,
             unassigned_uj: 0,
-            cards_uj: 0,
+            gpus_uj: 0,
             idle_estimated: false,
         };
         expect![[r#"
             Energy       200 W total   jobs 100 W   system 5.00 W   idle 95.0 W   (10s, IPMI)
         "#]]
         .assert_eq(&energy(&window, &Style::plain()));
-        let with_cards = EnergyWindow { cards_uj: 800_000_000, ..window.clone() };
+        let with_gpus = EnergyWindow { gpus_uj: 800_000_000, ..window.clone() };
         expect![[r#"
             Energy       200 W total, GPUs 80.0 W   jobs 100 W   system 5.00 W   idle 95.0 W   (10s, IPMI)
         "#]]
-        .assert_eq(&energy(&with_cards, &Style::plain()));
+        .assert_eq(&energy(&with_gpus, &Style::plain()));
         expect![[r#"
             Energy       200 W total, GPUs 80.0 W   jobs 100 W   system 5.00 W
                            idle 95.0 W   (10s, IPMI)
         "#]]
-        .assert_eq(&energy(&with_cards, &Style { width: Some(80), ..Style::plain() }));
+        .assert_eq(&energy(&with_gpus, &Style { width: Some(80), ..Style::plain() }));
         let gap = EnergyWindow { unassigned_uj: 500_000_000, idle_uj: 450_000_000, ..window.clone() };
         expect![[r#"
             Energy       200 W total   jobs 100 W   system 5.00 W   idle 45.0 W   unassigned 50.0 W   (10s, IPMI)

@@ -1,13 +1,13 @@
-//! The course of a job over time, in a few lines of a terminal.
+//! The series of a job over time, in a few lines of a terminal.
 
 use std::borrow::Cow;
 
 use met_core::chart::Unit;
 use met_core::event;
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::job::Record;
 use met_core::job_table as column;
-use met_core::series::{Course, Gaps};
+use met_core::series::{Gaps, Series};
 use met_insight::average;
 use met_insight::resample::{self, Bin, gpu_gaps, nice_above};
 use ratatui_core::buffer::Buffer;
@@ -40,17 +40,17 @@ const ASCII_BARS: bar::Set = bar::Set {
     empty: " ",
 };
 
-/// CPU, memory, I/O and cards over time, one small plot each; what was never sampled has no plot, nor has I/O that
+/// CPU, memory, I/O and GPUs over time, one small plot each; what was never sampled has no plot, nor has I/O that
 /// there was none of.
 /// A counter that has one rate only, and one whose
 /// average is clearly above all rates that were sampled, has no plot: it would be one of what was missed.
-pub fn course(course: &Course, gaps: Gaps, known: &Known, style: &Style) -> String {
+pub fn series(series: &Series, gaps: Gaps, known: &Known, style: &Style) -> String {
     let columns = columns(style);
-    let course = resample::until(Cow::Borrowed(course), known.end_ms);
-    let course = &*course;
-    let bins = |index: usize| bins(course, index, columns, gaps);
+    let series = resample::until(Cow::Borrowed(series), known.end_ms);
+    let series = &*series;
+    let bins = |index: usize| bins(series, index, columns, gaps);
     let gpu_gaps = gpu_gaps(gaps);
-    let card_bins = |index: usize| self::bins(course, index, columns, gpu_gaps);
+    let gpu_bins = |index: usize| self::bins(series, index, columns, gpu_gaps);
     // Without one, what was sampled is all there is.
     let most = known.cores_peak.unwrap_or(f64::MAX);
     let no_higher = |bin: Bin| bin.map(|value| value.min(most));
@@ -58,20 +58,20 @@ pub fn course(course: &Course, gaps: Gaps, known: &Known, style: &Style) -> Stri
     let cores = Panel { peak: known.cores_peak, ..Panel::new("CPU cores", cores, Unit::Cores) };
     let memory = Panel::new("memory needed", bins(column::MEMORY_NEEDED), Unit::Bytes);
     let memory = Panel { peak: known.memory_peak, ..memory };
-    let both = resample::combined(course, &[column::READ, column::WRITTEN], None);
+    let both = resample::combined(series, &[column::READ, column::WRITTEN], None);
     let io = self::bins(&both, column::READ, columns, gaps);
     let io = Panel::new("read and written", io, Unit::BytesPerSecond);
-    let has_rates = |course: &Course, index: usize| resample::rates(course, index, gaps).len() > 1;
-    let cores = cores.at_least(known.cores).filter(|_| has_rates(course, column::CPU));
+    let has_rates = |series: &Series, index: usize| resample::rates(series, index, gaps).len() > 1;
+    let cores = cores.at_least(known.cores).filter(|_| has_rates(series, column::CPU));
     let io = io.at_least(known.io_per_second).filter(|_| has_rates(&both, column::READ));
     let gpu = [
-        Panel::new("GPU use, in GPUs", card_bins(column::GPU_UTILIZATION), Unit::Cores),
-        Panel::new("GPU memory", card_bins(column::GPU_MEMORY), Unit::Bytes),
-        Panel::new("GPU power", card_bins(column::GPU_POWER), Unit::Watts),
+        Panel::new("GPU use, in GPUs", gpu_bins(column::GPU_UTILIZATION), Unit::Cores),
+        Panel::new("GPU memory", gpu_bins(column::GPU_MEMORY), Unit::Bytes),
+        Panel::new("GPU power", gpu_bins(column::GPU_POWER), Unit::Watts),
     ];
     let io = io.filter(Panel::did_something);
     let panels: Vec<Panel> = cores.into_iter().chain([memory]).chain(io).chain(gpu).collect();
-    draw_course(&panels, course, columns, style)
+    draw_series(&panels, series, columns, style)
 }
 
 /// What the record says of what is drawn. A peak is at most that of the report: between two samples that are close
@@ -101,30 +101,30 @@ impl Known {
 }
 
 /// A whole GPU while a job had it, including use by others.
-pub fn card(course: &Course, index: &str, gaps: Gaps, style: &Style) -> String {
+pub fn gpu(series: &Series, index: &str, gaps: Gaps, style: &Style) -> String {
     let columns = columns(style);
     let title = |what: &str| format!("GPU {}, all jobs: {what}", text::escape(index));
     let panels = [
-        Panel::new(&title("use"), bins(course, card::UTILIZATION, columns, gaps), Unit::Percent),
-        Panel::new(&title("power"), bins(course, card::POWER, columns, gaps), Unit::Watts),
+        Panel::new(&title("use"), bins(series, device::UTILIZATION, columns, gaps), Unit::Percent),
+        Panel::new(&title("power"), bins(series, device::POWER, columns, gaps), Unit::Watts),
     ];
-    draw_course(&panels, course, columns, style)
+    draw_series(&panels, series, columns, style)
 }
 
 /// How often an event happened in a job, per second.
-pub fn event(course: &Course, name: &str, gaps: Gaps, style: &Style) -> String {
+pub fn event(series: &Series, name: &str, gaps: Gaps, style: &Style) -> String {
     let columns = columns(style);
-    let rates = bins(course, event::COUNT, columns, gaps);
+    let rates = bins(series, event::COUNT, columns, gaps);
     let panel = Panel::new(&text::escape(name), rates, Unit::PerSecond);
     if !panel.did_something() {
         return String::new();
     }
-    draw_course(&[panel], course, columns, style)
+    draw_series(&[panel], series, columns, style)
 }
 
-fn bins(course: &Course, index: usize, columns: usize, gaps: Gaps) -> Vec<Option<Bin>> {
-    let scale = course.table.columns[index].scale;
-    let bins = resample::bins(course, index, bin_count(columns), gaps);
+fn bins(series: &Series, index: usize, columns: usize, gaps: Gaps) -> Vec<Option<Bin>> {
+    let scale = series.table.columns[index].scale;
+    let bins = resample::bins(series, index, bin_count(columns), gaps);
     let scaled = |bin: Bin| bin.map(|value| value * scale);
     bins.into_iter().map(|bin| bin.map(scaled)).collect()
 }
@@ -139,11 +139,11 @@ pub(super) fn bin_count(columns: usize) -> usize {
     columns - SCALE_COLUMNS - 2
 }
 
-fn draw_course(panels: &[Panel], course: &Course, columns: usize, style: &Style) -> String {
+fn draw_series(panels: &[Panel], series: &Series, columns: usize, style: &Style) -> String {
     /// Two samples are a flat line.
     const SAMPLES_MIN: usize = 3;
-    match (course.times_ms.first(), course.times_ms.last()) {
-        _ if course.len() < SAMPLES_MIN => String::new(),
+    match (series.times_ms.first(), series.times_ms.last()) {
+        _ if series.len() < SAMPLES_MIN => String::new(),
         (Some(&first_ms), Some(&last_ms)) => draw(panels, (first_ms, last_ms), columns, style),
         _ => String::new(),
     }
@@ -286,7 +286,7 @@ mod tests {
     use met_core::sample;
 
     fn check(style: Style, expected: Expect) {
-        let drawn = course(&sample::course(), 10_000.into(), &Known::default(), &style);
+        let drawn = series(&sample::series(), 10_000.into(), &Known::default(), &style);
         let width = style.width.unwrap_or(80);
         assert!(drawn.lines().all(|line| text::width(line) <= width), "{drawn}");
         // The first line keeps the common indentation from being taken for the test's own.
@@ -295,36 +295,36 @@ mod tests {
 
     #[test]
     fn an_event_is_plotted_by_its_rate() {
-        let mut course = Course::new(&event::TABLE);
+        let mut series = Series::new(&event::TABLE);
         for (second, count) in [(0, 0), (10, 20_000_000), (20, 20_000_000), (30, 80_000_000)] {
             let mut cells = vec![met_core::MISSING; event::COLUMNS.len()];
             cells[event::COUNT] = count;
-            course.push(second * 1000, &cells);
+            series.push(second * 1000, &cells);
         }
         for width in [60, 80, 200] {
             let style = Style { width: Some(width), ..Style::plain() };
-            let drawn = super::event(&course, "instructions", 25_000.into(), &style);
+            let drawn = super::event(&series, "instructions", 25_000.into(), &style);
             assert!(drawn.contains("instructions, peak 6.00 M/s"), "{drawn}");
             assert!(drawn.lines().all(|line| line.chars().count() <= width), "{drawn}");
         }
-        assert_eq!(super::event(&Course::new(&event::TABLE), "x", 25_000.into(), &Style::plain()), "");
+        assert_eq!(super::event(&Series::new(&event::TABLE), "x", 25_000.into(), &Style::plain()), "");
     }
 
     #[test]
     fn a_job_without_io_has_no_plot_of_it() {
-        let mut course = Course::new(&met_core::JOB);
+        let mut series = Series::new(&met_core::JOB);
         let mut cells = vec![met_core::MISSING; met_core::JOB.columns.len()];
         for second in 0..3 {
             (cells[column::CPU], cells[column::READ], cells[column::WRITTEN]) =
                 (second * 1_000_000_000, 4096, 0);
-            course.push(second * 1000, &cells);
+            series.push(second * 1000, &cells);
         }
-        let drawn = super::course(&course, 5000.into(), &Known::default(), &Style::plain());
+        let drawn = super::series(&series, 5000.into(), &Known::default(), &Style::plain());
         assert!(drawn.contains("CPU cores") && !drawn.contains("read and written"), "{drawn}");
         cells[column::READ] = 8192;
-        course.push(3000, &cells);
+        series.push(3000, &cells);
         assert!(
-            super::course(&course, 5000.into(), &Known::default(), &Style::plain())
+            super::series(&series, 5000.into(), &Known::default(), &Style::plain())
                 .contains("read and written")
         );
     }
@@ -422,7 +422,7 @@ mod tests {
     #[test]
     fn an_old_terminal_gets_plain_characters() {
         let style = Style { width: Some(60), ascii: true, ..Style::plain() };
-        assert!(course(&sample::course(), 10_000.into(), &Known::default(), &style).is_ascii());
+        assert!(series(&sample::series(), 10_000.into(), &Known::default(), &style).is_ascii());
         check(
             style,
             expect![[r#"
@@ -456,13 +456,13 @@ mod tests {
     }
 
     fn drawn_of(times_ms: &[i64], cpu_ms: &[i64], known: &Known) -> String {
-        let mut course = Course::new(&JOB);
+        let mut series = Series::new(&JOB);
         let mut cells = vec![met_core::MISSING; JOB.columns.len()];
         for (time_ms, cpu_ms) in times_ms.iter().zip(cpu_ms) {
             cells[column::CPU] = cpu_ms * 1_000_000;
-            course.push(*time_ms, &cells);
+            series.push(*time_ms, &cells);
         }
-        super::course(&course, 5000.into(), known, &Style::plain())
+        super::series(&series, 5000.into(), known, &Style::plain())
     }
 
     #[test]
@@ -510,10 +510,10 @@ mod tests {
     #[test]
     fn nothing_sampled_is_no_plot() {
         let known = Known::default();
-        assert_eq!(course(&Course::new(&JOB), 10_000.into(), &known, &Style::plain()), "");
-        let mut one = Course::new(&JOB);
+        assert_eq!(series(&Series::new(&JOB), 10_000.into(), &known, &Style::plain()), "");
+        let mut one = Series::new(&JOB);
         one.push(5, &vec![7; JOB.columns.len()]);
-        assert_eq!(course(&one, 10_000.into(), &known, &Style::plain()), "");
+        assert_eq!(series(&one, 10_000.into(), &known, &Style::plain()), "");
     }
 
     #[test]

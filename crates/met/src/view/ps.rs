@@ -23,10 +23,10 @@ pub struct ProcessLine {
     pub threads: Option<u64>,
     pub read_bytes: Option<u64>,
     pub written_bytes: Option<u64>,
-    /// Of cards, all together: 1 is one card fully used.
+    /// Of GPUs, all together: 1 is one GPU fully used.
     pub gpu_utilization: Option<f64>,
     pub gpu_memory_bytes: Option<u64>,
-    /// The cards it has open, by their numbers.
+    /// The GPUs it has open, by their numbers.
     pub gpus: Vec<String>,
     pub command: Vec<String>,
 }
@@ -181,7 +181,7 @@ impl PsColumn {
         style.paint(Paint::Bold, &format!("{head}COMMAND")) + "\n"
     }
 
-    /// One user's processes need no name, and processes without a card no columns of cards.
+    /// One user's processes need no name, and processes without a GPU no columns of GPUs.
     fn tells_something(&self) -> bool {
         match self.header {
             "USER" | "NODE" => self.cells.iter().any(|cell| *cell != self.cells[0]),

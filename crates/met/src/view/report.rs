@@ -73,7 +73,7 @@ impl Page<'_> {
         }
     }
 
-    /// Never cut, and broken between what there is to say: since when a card idles comes last.
+    /// Never cut, and broken between what there is to say: since when a GPU idles comes last.
     fn heading(&self, heading: &Heading) -> String {
         let since = heading.since.map(|(what, since_ns)| {
             let time = units::time(since_ns, &self.style.zone);

@@ -301,7 +301,7 @@ fn what_is_not_certain_is_marked_and_explained() {
 }
 
 #[test]
-fn energy_is_told_by_part_with_its_meter_its_factor_and_its_price() {
+fn energy_is_reported_by_part_with_its_meter_its_factor_and_its_price() {
     let energy = |kind| {
         let drawn = draw(&sample::charged(1, kind), &Style::plain());
         drawn[drawn.find("          energy").unwrap()..].to_owned()

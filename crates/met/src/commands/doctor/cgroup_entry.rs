@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use met_host::cgroup::Kind;
-use met_jobs::job_cgroup::{Enable, Enclosure};
+use met_jobs::job_cgroup::{Enable, JobCgroup};
 
 use super::{Finding, Health};
 use met_query::setting::Setting;
@@ -35,7 +35,7 @@ pub(super) fn cgroup_entry(setting: &Setting) -> Option<Finding> {
 /// are mounted. The median of some tries.
 fn measured(setting: &Setting) -> Option<Duration> {
     let name = format!("met-doctor-{}", std::process::id());
-    let enclosure = Enclosure::create(&setting.host, std::process::id(), &name, Enable::No);
+    let enclosure = JobCgroup::create(&setting.host, std::process::id(), &name, Enable::No);
     if enclosure.procs().is_empty() {
         return None;
     }
@@ -44,7 +44,7 @@ fn measured(setting: &Setting) -> Option<Duration> {
     tries.get(tries.len() / 2).copied()
 }
 
-fn time_move(enclosure: &Enclosure) -> Option<Duration> {
+fn time_move(enclosure: &JobCgroup) -> Option<Duration> {
     std::thread::sleep(APART);
     let mut waiting = Command::new("/bin/cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().ok()?;
     let begin = Instant::now();

@@ -9,7 +9,7 @@ use met_sinks::{bus, forward};
 use super::{Finding, Health};
 use met_agent::daemon;
 use met_agent::daemon::listening;
-use met_agent::daemon::schedulers::Asker;
+use met_agent::daemon::schedulers::SchedulerClient;
 use met_core::units;
 use met_query::client::Client;
 use met_query::jobs;
@@ -90,10 +90,10 @@ pub(super) fn found_jobs(status: Option<&Status>) -> Finding {
             units::duration(status.unseen_cpu_ns as f64 / 1e9),
         );
     }
-    if status.shadows > 0 {
-        trouble += &format!("; events of {} are counted in additional v2 cgroups", status.shadows);
+    if status.perf_cgroups > 0 {
+        trouble += &format!("; events of {} are counted in additional v2 cgroups", status.perf_cgroups);
     }
-    if let Some(why) = &status.shadows_refused {
+    if let Some(why) = &status.perf_cgroups_refused {
         health = Health::Less;
         trouble += &format!("; events of jobs on cgroup v1 are not counted: {why}");
     }
@@ -189,8 +189,8 @@ pub(super) fn schedulers(setting: &Setting) -> Vec<Finding> {
     if !queried.is_empty() {
         return queried.iter().map(|status| finding(health_of(status), scheduler_words(status))).collect();
     }
-    let asker = Asker::Daemon { system: true, forwards: false };
-    let there = daemon::schedulers::wanted(&setting.config.schedulers, asker);
+    let client = SchedulerClient::Daemon { system: true, forwards: false };
+    let there = daemon::schedulers::wanted(&setting.config.schedulers, client);
     if there.is_empty() && crate::server::is_here(setting) {
         let unknown = "requested resources, accounts, waiting times and final states of jobs stay unknown";
         return vec![
@@ -255,7 +255,7 @@ pub fn scheduler_words(status: &SchedulerStatus) -> String {
         }
         (None, _) => return format!("{}: first query in progress", status.manager),
     };
-    text.push_str(&format!(", {}", plural(status.told, "record")));
+    text.push_str(&format!(", {}", plural(status.reported, "record")));
     if let Some(took_ms) = status.took_ms {
         text.push_str(&format!(", the last query took {took_ms} ms"));
     }
@@ -359,17 +359,17 @@ mod tests {
     #[test]
     fn a_sink_that_drops_is_less_than_good_and_names_what_it_dropped() {
         let mut sink = bus::Status { name: "stdout".into(), delivered: 7, ..bus::Status::default() };
-        let told = |sink: &bus::Status| {
+        let reported = |sink: &bus::Status| {
             let finding = of_sink("sink", sink);
             (finding.health.name(), finding.health.cause(), finding.detail)
         };
-        assert_eq!(told(&sink), ("ok", None, "stdout: 7 events delivered, 0 queued, 0 dropped".into()));
+        assert_eq!(reported(&sink), ("ok", None, "stdout: 7 events delivered, 0 queued, 0 dropped".into()));
         (sink.dropped, sink.dropped_ends, sink.dropped_jobs) = (3, 1, vec!["local:9".into()]);
         let dropped =
             "stdout: 7 events delivered, 0 queued, 3 dropped, among them 1 ends of jobs, the last of local:9";
-        assert_eq!(told(&sink), ("less", None, dropped.into()));
+        assert_eq!(reported(&sink), ("less", None, dropped.into()));
         (sink.state, sink.last_error) = (bus::State::Failed, Some("closed".into()));
-        let (health, cause, detail) = told(&sink);
+        let (health, cause, detail) = reported(&sink);
         assert_eq!((health, cause), ("no", Some("broken")));
         assert!(detail.starts_with("stdout: failed, 7 events") && detail.ends_with("; last error: closed"));
     }

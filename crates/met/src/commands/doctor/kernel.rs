@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use met_host::cgroup::{Hierarchies, Kind};
-use met_jobs::job_cgroup::{Enable, Enclosure};
+use met_jobs::job_cgroup::{Enable, JobCgroup};
 
 use super::{Finding, Health};
 use met_agent::supervise::perf_allowed;
@@ -26,7 +26,7 @@ pub(super) fn cgroups(setting: &Setting) -> Finding {
 /// Tried for real: whether it works depends on who asks from where.
 pub(super) fn job_cgroup(setting: &Setting) -> Finding {
     let name = format!("met-doctor-{}", std::process::id());
-    let tried = Enclosure::create(&setting.host, std::process::id(), &name, Enable::No);
+    let tried = JobCgroup::create(&setting.host, std::process::id(), &name, Enable::No);
     let (paths, counts_cpu) = (tried.paths.clone(), tried.counts_cpu());
     drop(tried);
     let memory = paths.memory.is_some()

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use met_core::energy::idle::{How, LearnedIdle};
-use met_core::gpu::card;
+use met_core::gpu::device;
 use met_core::{Batch, Unparsed};
 use met_host::Targets;
 use met_sources::{Options, Runner, SOURCES, Shortfall, SourceSpec, TickInfo, Unavailable};
@@ -17,14 +17,14 @@ use met_query::jobs;
 use met_query::protocol::{Status, failing_sources};
 use met_query::setting::Setting;
 
-/// A driver without its daemon takes seconds to wake a card up.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// A driver without its daemon takes seconds to wake a GPU up.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) fn sources(setting: &Setting, status: Option<&Status>) -> Vec<Finding> {
     let report = status.map(DaemonReport::of).unwrap_or_default();
     // A source that blocks the daemon would block us, too.
     let left_out = report.left_out.clone();
-    let options = Options { node: true, left_out, ..sampler::options(&setting.config, PATIENCE) };
+    let options = Options { node: true, left_out, ..sampler::options(&setting.config, TIMEOUT) };
     let mut runner = Runner::open(&setting.host, &options);
     runner.read(&Targets::default(), &TickInfo::of(true));
     let errors = runner.take_new_errors();
@@ -43,7 +43,7 @@ pub(super) fn sources(setting: &Setting, status: Option<&Status>) -> Vec<Finding
         match (reason, error) {
             (Some((_, reason)), _) => unavailable(spec, reason, &report),
             (None, Some(error)) => {
-                failed(spec, &error.message, is_read(&runner, spec), &unread_cards(&runner, spec))
+                failed(spec, &error.message, is_read(&runner, spec), &unread_gpus(&runner, spec))
             }
             (None, None) => report.finding(spec),
         }
@@ -64,31 +64,32 @@ fn unparsed_finding(spec: &SourceSpec, unparsed: &Unparsed) -> Finding {
 fn is_read(runner: &Runner, spec: &SourceSpec) -> bool {
     let is_its = |batch: &Batch| spec.tables.iter().any(|table| std::ptr::eq(*table, batch.table));
     // Two sources fill the GPU tables; the vendor says which it was.
-    let is_its_card = |labels: &[Vec<String>], part: u32| {
-        let maker = labels.get(part as usize).map(|labels| labels[card::label::VENDOR].as_str());
+    let is_its_gpu = |labels: &[Vec<String>], part: u32| {
+        let maker = labels.get(part as usize).map(|labels| labels[device::label::VENDOR].as_str());
         maker.is_some_and(|maker| (maker == "nvidia") == (spec.name == "nvidia"))
     };
-    if spec.tables.iter().any(|table| std::ptr::eq(*table, &card::TABLE)) {
+    if spec.tables.iter().any(|table| std::ptr::eq(*table, &device::TABLE)) {
         return runner.labelled().any(|(batches, labels)| {
-            let cards = batches.iter().filter(|batch| std::ptr::eq(batch.table, &card::TABLE));
-            cards.flat_map(Batch::rows).any(|(row, _)| is_its_card(labels, row.part))
+            let gpus = batches.iter().filter(|batch| std::ptr::eq(batch.table, &device::TABLE));
+            gpus.flat_map(Batch::rows).any(|(row, _)| is_its_gpu(labels, row.part))
         });
     }
     runner.batches().iter().any(|batch| is_its(batch) && !batch.is_empty())
 }
 
 /// The numbers of NVIDIA's GPUs that cannot be read.
-fn unread_cards(runner: &Runner, spec: &SourceSpec) -> Vec<String> {
-    let unread = runner.unread(&card::TABLE).into_iter().map(|unread| unread.labels);
-    let of_nvidia = unread.filter(|labels| spec.name == "nvidia" && labels[card::label::VENDOR] == "nvidia");
-    of_nvidia.map(|labels| labels[card::label::INDEX].clone()).collect()
+fn unread_gpus(runner: &Runner, spec: &SourceSpec) -> Vec<String> {
+    let unread = runner.unread(&device::TABLE).into_iter().map(|unread| unread.labels);
+    let of_nvidia =
+        unread.filter(|labels| spec.name == "nvidia" && labels[device::label::VENDOR] == "nvidia");
+    of_nvidia.map(|labels| labels[device::label::INDEX].clone()).collect()
 }
 
-/// A source of which a reading went wrong: one card of several is less than all, and not nothing.
-fn failed(spec: &SourceSpec, message: &str, is_read: bool, cards: &[String]) -> Finding {
+/// A source of which a reading went wrong: one GPU of several is less than all, and not nothing.
+fn failed(spec: &SourceSpec, message: &str, is_read: bool, gpus: &[String]) -> Finding {
     let health = if is_read { Health::Less } else { Health::Broken };
-    let remedy = (!cards.is_empty()).then(|| {
-        let numbers = cards.join(",");
+    let remedy = (!gpus.is_empty()).then(|| {
+        let numbers = gpus.join(",");
         format!("sudo nvidia-smi --gpu-reset -i {numbers}    (while the GPU is not in use; otherwise reboot)")
     });
     Finding { remedy, ..Finding::new(spec.name, health, format!("{}, but: {message}", spec.help)) }
@@ -177,7 +178,7 @@ pub(super) fn energy(setting: &Setting, status: Option<&Status>) -> Vec<Finding>
     let report = status.map(DaemonReport::of).unwrap_or_default();
     let left_out = report.left_out.clone();
     let only = Some(&METERS[..]);
-    let options = Options { node: true, only, left_out, ..sampler::options(&setting.config, PATIENCE) };
+    let options = Options { node: true, only, left_out, ..sampler::options(&setting.config, TIMEOUT) };
     let mut sampler = Sampler::with(setting.host.clone(), Duration::from_secs(1), &setting.config, &options);
     sampler.look();
     let meters = sampler.energy().meters();

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_store_is_found_out_and_what_became_of_it_is_told() {
+    fn a_damaged_store_is_found_out_and_what_became_of_it_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = met_store::Writer::open(folder.path()).unwrap();
         // Too long to be packed: else it would be taken from there.

@@ -18,8 +18,8 @@ pub(super) fn meter(page: &Page<'_>, meter: &Meter) -> String {
     let paint = if meter.share > 0.9 { Paint::Yellow } else { Paint::Cyan };
     let unit = match meter.used.measure {
         Measure::Cores => " cores",
-        Measure::Cards if meter.whole.value == 1.0 => " GPU",
-        Measure::Cards => " GPUs",
+        Measure::Gpus if meter.whole.value == 1.0 => " GPU",
+        Measure::Gpus => " GPUs",
         _ => "",
     };
     let words = format!("{} of {}{unit}, {}", marked(&meter.used), amount(&meter.whole), meter.of);

@@ -57,8 +57,8 @@ impl Presence {
     /// The nodes that were enrolled and are not silent for too long.
     fn nodes_here(&self, log: &Log, now_ns: i64) -> Result<HashSet<String>, StoreError> {
         let ns = |span: Duration| i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
-        let patience_ns = ns(self.lost_after.min(HEARD_WITHIN));
-        let may_decide = now_ns.saturating_sub(self.started_ns) >= patience_ns;
+        let timeout_ns = ns(self.lost_after.min(HEARD_WITHIN));
+        let may_decide = now_ns.saturating_sub(self.started_ns) >= timeout_ns;
         let oldest_ns = now_ns.saturating_sub(ns(self.lost_after));
         let mut nodes = log.nodes()?;
         // One that was just enrolled again has the time to send something.
@@ -137,7 +137,7 @@ impl Wholes {
         let key = series_key(node, &record.key);
         if self.latest.get(&key).is_none() {
             let begin_ms = record.start_ns.map_or(i64::MIN, |ns| (ns / 1_000_000).saturating_sub(60_000));
-            self.latest.learn(&key, &self.writer.course_between(&key, begin_ms, i64::MAX)?);
+            self.latest.learn(&key, &self.writer.series_of_job_between(&key, begin_ms, i64::MAX)?);
         }
         Ok(())
     }

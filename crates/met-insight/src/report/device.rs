@@ -1,4 +1,4 @@
-//! A card, and what the job did with it.
+//! A GPU, and what the job did with it.
 
 use met_core::job::{GpuUse, HeldBy, QualityKind};
 
@@ -10,7 +10,7 @@ pub(super) fn gpu(gpu: &GpuUse, resolution: Option<Detail>) -> Section {
     let sampled = |value: Option<f64>, measure| some(value, measure, QualityKind::Sampled);
     let mut section = Section::new("GPU");
     section.heading = Some(heading(gpu));
-    let busy = Detail::before("whole GPU", sampled(gpu.card_utilization, Measure::Share));
+    let busy = Detail::before("whole GPU", sampled(gpu.gpu_utilization, Measure::Share));
     let works = [("encoder", gpu.encoder), ("decoder", gpu.decoder), ("copy engine", gpu.copy)]
         .map(|(name, used)| Detail::before(name, sampled(used.filter(|&used| used > 0.0), Measure::Share)));
     let [encoder, decoder, copy] = works;
@@ -37,10 +37,10 @@ pub(super) fn gpu(gpu: &GpuUse, resolution: Option<Detail>) -> Section {
         ];
         section.put("GPU energy", energy(gpu.energy_uj()), details);
     }
-    let card = Detail::before("whole GPU", sampled(gpu.card_power_mw.map(|mw| mw / 1e3), Measure::Watts));
+    let whole = Detail::before("whole GPU", sampled(gpu.gpu_power_mw.map(|mw| mw / 1e3), Measure::Watts));
     let share =
         some(crate::gpu::power_watts(gpu), Measure::Watts, gpu.energy_kind.unwrap_or(QualityKind::Sampled));
-    section.put("GPU power", share, [Detail::words("average"), card]);
+    section.put("GPU power", share, [Detail::words("average"), whole]);
     let hottest = sampled(gpu.temperature_max_mc.map(|mc| mc as f64 / 1e3), Measure::Celsius);
     let clock = Detail::before("clock", sampled(gpu.clock_mean_mhz.map(|mhz| mhz * 1e6), Measure::Hertz));
     section.put("temperature", hottest, [Detail::words("highest"), clock]);

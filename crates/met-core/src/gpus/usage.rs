@@ -1,4 +1,4 @@
-//! What one job did with one card: sums, means and peaks over the looks at it.
+//! What one job did with one GPU: sums, means and peaks over the looks at it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,18 +6,18 @@ use super::GpuUseSince;
 use super::deck::Deck;
 use super::holders::Holders;
 use crate::MISSING;
-use crate::card_ledger::Line;
-use crate::gpu::{self, card};
+use crate::gpu::{self, device};
+use crate::gpu_ledger::Line;
 use crate::job::HeldBy;
 
 /// A job that has not computed for this long is idle.
 const IDLE_AFTER_NS: i64 = 10_000_000_000;
 
-/// What each job did with each card so far: slot and card.
+/// What each job did with each GPU so far: slot and GPU.
 #[derive(Default)]
 pub(super) struct Uses {
     pub all: BTreeMap<(u32, usize), Use>,
-    /// What jobs that left were charged, for the job around them: slot and whole card.
+    /// What jobs that left were charged, for the job around them: slot and whole GPU.
     inherited: HashMap<(u32, usize), Line>,
 }
 
@@ -26,7 +26,7 @@ impl Uses {
         self.all.range((slot, 0)..=(slot, usize::MAX)).map(|(&(_, index), usage)| (index, usage))
     }
 
-    pub fn of_card(&mut self, index: usize) -> impl Iterator<Item = &mut Use> {
+    pub fn of_gpu(&mut self, index: usize) -> impl Iterator<Item = &mut Use> {
         self.all.iter_mut().filter(move |((_, used), _)| *used == index).map(|(_, usage)| usage)
     }
 
@@ -36,14 +36,14 @@ impl Uses {
         own.find(|(other, _)| deck.whole(*other) == whole).is_some_and(|(first, _)| first == index)
     }
 
-    /// What a job is charged for a card is reported once, with the first of what it has of it: the card, a part.
+    /// What a job is charged for a GPU is reported once, with the first of what it has of it: the GPU, a part.
     pub fn owns_line(&self, deck: &Deck, slot: u32, index: usize) -> bool {
         let whole = deck.whole(index);
         let first = self.of_slot(slot).find(|(other, _)| deck.whole(*other) == whole);
         first.is_some_and(|(first, _)| first == index)
     }
 
-    /// What the job, and the jobs inside it, were charged of a card, or of the card this is a part of.
+    /// What the job, and the jobs inside it, were charged of a GPU, or of the GPU this is a part of.
     pub fn line(&self, deck: &Deck, holders: &Holders, slot: u32, index: usize) -> Line {
         let whole = deck.whole(index);
         let inherited = |slot: u32| self.inherited.get(&(slot, whole)).copied().unwrap_or_default();
@@ -59,7 +59,7 @@ impl Uses {
 
     /// What a job that leaves was charged is final, and a part of what the job around it was.
     pub fn settle(&mut self, deck: &mut Deck, slot: u32, outer: Option<u32>) {
-        for index in 0..deck.cards.len() {
+        for index in 0..deck.gpus.len() {
             if deck[index].parent.is_some() {
                 continue;
             }
@@ -69,8 +69,8 @@ impl Uses {
                 left.add(&line);
                 self.inherited.entry((outer, index)).or_default().add(&left);
             }
-            for (&(owner, card), usage) in &mut self.all {
-                if owner == slot && deck.whole(card) == index {
+            for (&(owner, gpu), usage) in &mut self.all {
+                if owner == slot && deck.whole(gpu) == index {
                     usage.line = Some(line);
                 }
             }
@@ -83,7 +83,7 @@ impl Uses {
     }
 }
 
-/// What one job did with one card so far.
+/// What one job did with one GPU so far.
 #[derive(Default)]
 pub(super) struct Use {
     pub held_by: HeldBy,
@@ -92,17 +92,17 @@ pub(super) struct Use {
     pub most: Most,
     pub errors: Errors,
     pub processes: i64,
-    /// What the job has of the card now.
+    /// What the job has of the GPU now.
     pub now_utilization: i64,
     pub now_memory: i64,
     pub now_power: i64,
     pub present: bool,
-    /// The card was lost while the job had it.
+    /// The GPU was lost while the job had it.
     pub lost_it: bool,
     pub line: Option<Line>,
 }
 
-/// For how long a job held and used a card.
+/// For how long a job held and used a GPU.
 #[derive(Default)]
 pub(super) struct Time {
     pub since: GpuUseSince,
@@ -110,7 +110,7 @@ pub(super) struct Time {
     quiet_since_ns: Option<i64>,
     pub last_ns: Option<i64>,
     pub held_ns: i64,
-    /// For how long before it was first seen with the card the job is charged for it.
+    /// For how long before it was first seen with the GPU the job is charged for it.
     pub paid_early_ns: i64,
     pub used_ns: i64,
 }
@@ -138,9 +138,9 @@ impl Time {
 #[derive(Default)]
 pub(super) struct Means {
     pub utilization: Mean,
-    pub card_utilization: Mean,
+    pub gpu_utilization: Mean,
     /// The same for the times in which the job's own use is known.
-    pub card_utilization_beside: Mean,
+    pub gpu_utilization_beside: Mean,
     pub encoder: Mean,
     pub decoder: Mean,
     pub copy: Mean,
@@ -152,7 +152,7 @@ pub(super) struct Means {
     pub units: UnitMeans,
 }
 
-/// How busy the units of the card were, by all users together.
+/// How busy the units of the GPU were, by all users together.
 #[derive(Default)]
 pub(super) struct UnitMeans {
     pub sm_activity: Mean,
@@ -160,15 +160,15 @@ pub(super) struct UnitMeans {
     pub memory_bandwidth: Mean,
 }
 
-/// A reading of the units covers up to 20 s and is up to 20 s old. Before a job has had the card for so long, it may be
+/// A reading of the units covers up to 20 s and is up to 20 s old. Before a job has had the GPU for so long, it may be
 /// what another job did.
 const UNITS_OWN_AFTER_NS: i64 = 40_000_000_000;
 
 impl UnitMeans {
     fn add(&mut self, cells: &[i64], span_ns: i64) {
-        self.sm_activity.add(cells[card::SM_ACTIVITY], span_ns);
-        self.tensor_activity.add(cells[card::TENSOR_ACTIVITY], span_ns);
-        self.memory_bandwidth.add(cells[card::MEMORY_BANDWIDTH], span_ns);
+        self.sm_activity.add(cells[device::SM_ACTIVITY], span_ns);
+        self.tensor_activity.add(cells[device::TENSOR_ACTIVITY], span_ns);
+        self.memory_bandwidth.add(cells[device::MEMORY_BANDWIDTH], span_ns);
     }
 }
 
@@ -176,25 +176,25 @@ impl Means {
     fn add(&mut self, seen: &Seen, cells: &[i64], span_ns: i64) {
         for (mean, cell) in [
             (&mut self.utilization, seen.utilization),
-            (&mut self.card_utilization, cells[card::UTILIZATION]),
+            (&mut self.gpu_utilization, cells[device::UTILIZATION]),
             (&mut self.encoder, seen.encoder),
             (&mut self.decoder, seen.decoder),
             (&mut self.copy, seen.copy),
             (&mut self.memory, seen.memory),
-            (&mut self.power, cells[card::POWER]),
-            (&mut self.clock, cells[card::CLOCK]),
-            (&mut self.pcie_received, cells[card::PCIE_RECEIVED]),
-            (&mut self.pcie_sent, cells[card::PCIE_SENT]),
+            (&mut self.power, cells[device::POWER]),
+            (&mut self.clock, cells[device::CLOCK]),
+            (&mut self.pcie_received, cells[device::PCIE_RECEIVED]),
+            (&mut self.pcie_sent, cells[device::PCIE_SENT]),
         ] {
             mean.add(cell, span_ns);
         }
         if seen.utilization != MISSING {
-            self.card_utilization_beside.add(cells[card::UTILIZATION], span_ns);
+            self.gpu_utilization_beside.add(cells[device::UTILIZATION], span_ns);
         }
     }
 }
 
-/// Peaks, and what held the card back.
+/// Peaks, and what held the GPU back.
 #[derive(Default)]
 pub(super) struct Most {
     pub memory: Option<i64>,
@@ -208,9 +208,9 @@ impl Most {
     fn add(&mut self, memory: i64, cells: &[i64], span_ns: i64) {
         let known = |cell: i64| (cell != MISSING).then_some(cell);
         self.memory = self.memory.max(known(memory));
-        self.clock = self.clock.max(known(cells[card::CLOCK]));
-        self.temperature = self.temperature.max(known(cells[card::TEMPERATURE]));
-        if let Some(bits) = known(cells[card::THROTTLE]) {
+        self.clock = self.clock.max(known(cells[device::CLOCK]));
+        self.temperature = self.temperature.max(known(cells[device::TEMPERATURE]));
+        if let Some(bits) = known(cells[device::THROTTLE]) {
             let throttled = !gpu::throttle_words(bits).is_empty();
             self.throttle_bits |= if throttled { bits } else { 0 };
             *self.throttled_ns.get_or_insert(0) += if throttled { span_ns } else { 0 };
@@ -228,10 +228,10 @@ pub(super) struct Errors {
 
 impl Errors {
     pub fn count_faults(&mut self, cells: &[i64]) {
-        self.faults.add(cells[card::FAULTS]);
+        self.faults.add(cells[device::FAULTS]);
         // The number of an error of before is not this job's; a driver that is loaded again knows none.
-        if self.faults.get().is_some_and(|faults| faults > 0) && cells[card::FAULT_LAST] != MISSING {
-            self.fault_last = Some(cells[card::FAULT_LAST]);
+        if self.faults.get().is_some_and(|faults| faults > 0) && cells[device::FAULT_LAST] != MISSING {
+            self.fault_last = Some(cells[device::FAULT_LAST]);
         }
     }
 }
@@ -255,7 +255,7 @@ impl Mean {
     }
 }
 
-/// How far a counter of the card rose while the job had it.
+/// How far a counter of the GPU rose while the job had it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Growth {
     pub first: Option<i64>,
@@ -279,7 +279,7 @@ impl Growth {
     }
 }
 
-/// What one job has of one card at a look.
+/// What one job has of one GPU at a look.
 pub(super) struct Seen {
     pub at_ns: i64,
     pub unix_ns: i64,
@@ -304,8 +304,8 @@ impl Use {
             self.means.units.add(cells, span_ns);
         }
         self.most.add(seen.memory, cells, span_ns);
-        self.errors.ecc_corrected.add(cells[card::ECC_CORRECTED]);
-        self.errors.ecc_uncorrected.add(cells[card::ECC_UNCORRECTED]);
+        self.errors.ecc_corrected.add(cells[device::ECC_CORRECTED]);
+        self.errors.ecc_uncorrected.add(cells[device::ECC_UNCORRECTED]);
         self.errors.count_faults(cells);
         self.processes = self.processes.max(seen.processes);
         (self.now_utilization, self.now_memory) = (seen.utilization, seen.memory);
@@ -338,11 +338,11 @@ mod tests {
     #[test]
     fn units_that_another_job_may_have_kept_busy_are_not_counted() {
         let mut usage = Use::default();
-        let mut cells = vec![MISSING; card::TABLE.columns.len()];
+        let mut cells = vec![MISSING; device::TABLE.columns.len()];
         let second_ns = 1_000_000_000;
         for second in 0..60 {
             // The reading of before is shown for 20 s, and the next one covers 20 s before the job, too.
-            cells[card::SM_ACTIVITY] = if second < 40 { 900 } else { 100 };
+            cells[device::SM_ACTIVITY] = if second < 40 { 900 } else { 100 };
             usage.see(&seen(second * second_ns, 500), &cells, 10 * second_ns);
             let known = usage.means.units.sm_activity.get();
             assert_eq!(known, (second >= 40).then_some(100.0), "after {second} s");
@@ -350,19 +350,19 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_compared_with_its_card_in_the_times_in_which_both_are_known() {
+    fn a_job_is_compared_with_its_gpu_in_the_times_in_which_both_are_known() {
         let mut usage = Use::default();
-        let mut cells = vec![MISSING; card::TABLE.columns.len()];
+        let mut cells = vec![MISSING; device::TABLE.columns.len()];
         let second_ns = 1_000_000_000;
-        // Which process computes is reported two seconds later than the card's activity.
+        // Which process computes is reported two seconds later than the GPU's activity.
         for (second, own, whole) in
             [(0, MISSING, 0), (1, MISSING, 0), (2, MISSING, 700), (3, 600, 700), (4, 600, 700)]
         {
-            cells[card::UTILIZATION] = whole;
+            cells[device::UTILIZATION] = whole;
             usage.see(&seen(second * second_ns, own), &cells, 10 * second_ns);
         }
         assert_eq!(usage.means.utilization.get(), Some(600.0));
-        assert_eq!(usage.means.card_utilization.get(), Some(525.0));
-        assert_eq!(usage.means.card_utilization_beside.get(), Some(700.0));
+        assert_eq!(usage.means.gpu_utilization.get(), Some(525.0));
+        assert_eq!(usage.means.gpu_utilization_beside.get(), Some(700.0));
     }
 }

@@ -1,8 +1,8 @@
-//! Whose energy a card's energy is. Exact: what the lines hold adds up to what the card used.
+//! Whose energy a GPU's energy is. Exact: what the lines hold adds up to what the GPU used.
 //!
-//! A card's energy counter and its use by process are expensive to read. The time between two readings of the
+//! A GPU's energy counter and its use by process are expensive to read. The time between two readings of the
 //! counter is a window, whose energy is the growth of the counter, or without a counter the integral of power. Use
-//! by process is read more often: each reading covers the stretch since the one before, and splits the card's
+//! by process is read more often: each reading covers the stretch since the one before, and splits the GPU's
 //! energy above idle in it. A window is split by the sum of its stretches. Until it ends, its energy is the
 //! integral of power, and the part not yet covered by a reading is split by who was seen to compute. The charge of
 //! a job that leaves in the middle stays as it is, and the rest goes to the others.
@@ -17,21 +17,21 @@ use crate::meter_checks::{Counter, Shown};
 /// The age of a reading has some jitter; two readings are further apart than this.
 const SAME_PASS_NS: i64 = 50_000_000;
 
-/// A user of the card: a job by its slot, or all others together.
+/// A user of the GPU: a job by its slot, or all others together.
 pub type Who = Option<u32>;
 
-/// What a job does with the card at a reading.
+/// What a job does with the GPU at a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     pub who: Who,
     /// How much of the computing was its own in the time that use by process was last read of.
     pub active: u64,
-    /// How many of the card's slices it holds; of a card in one piece 1.
+    /// How many of the GPU's slices it holds; of a GPU in one piece 1.
     pub held: u64,
     pub activity: Activity,
 }
 
-/// What the last reading of use by process says about one user of the card.
+/// What the last reading of use by process says about one user of the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activity {
     /// What is active, as far as it can be known.
@@ -43,7 +43,7 @@ pub enum Activity {
     IdleButEnded,
 }
 
-/// One look at a card. Cells may be missing.
+/// One look at a GPU. Cells may be missing.
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
     pub at_ns: i64,
@@ -57,10 +57,10 @@ pub struct Look<'a> {
     /// When use by process was read. `None`: it is not, or it is as new as this look.
     pub use_ns: Option<i64>,
     pub claims: &'a [Claim],
-    /// What others claim is concluded from the card's own use alone: it may be of a job whose process is not
+    /// What others claim is concluded from the GPU's own use alone: it may be of a job whose process is not
     /// listed yet.
     pub unseen: bool,
-    /// Slices the card has, if it is cut into parts; else 0.
+    /// Slices the GPU has, if it is cut into parts; else 0.
     pub slices: u64,
     /// Jobs that came since the last look, and when: what was before is not theirs.
     pub joined: &'a [(u32, i64)],
@@ -68,12 +68,12 @@ pub struct Look<'a> {
     pub gap_ns: i64,
 }
 
-/// The energy of one holder of a card.
+/// The energy of one holder of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Line {
     pub active_uj: u64,
     pub idle_uj: u64,
-    /// How much of both the card's counter covers; the rest is an integral of power.
+    /// How much of both the GPU's counter covers; the rest is an integral of power.
     pub counted_uj: u64,
     /// Another job had a share of the same window.
     pub shared: bool,
@@ -96,7 +96,7 @@ impl Line {
 }
 
 #[derive(Debug, Default)]
-pub struct CardLedger {
+pub struct GpuLedger {
     last: Option<(i64, i64)>,
     window: Window,
     lines: BTreeMap<Who, Line>,
@@ -116,7 +116,7 @@ pub struct CardLedger {
 struct Window {
     begin_ns: i64,
     integral_uj: u64,
-    /// Time on the card, by holder.
+    /// Time on the GPU, by holder.
     held_ns: BTreeMap<Who, u64>,
     /// By stretches whose use by process was read.
     computed: Computed,
@@ -128,7 +128,7 @@ struct Window {
     paid_idle_uj: u64,
 }
 
-/// Who computed, and how much of the card's energy went into that.
+/// Who computed, and how much of the GPU's energy went into that.
 #[derive(Clone, Debug, Default)]
 struct Computed {
     /// By power, and above idle.
@@ -148,7 +148,7 @@ struct Stretch {
     unseen: bool,
 }
 
-/// A piece of time, what the card drew in it, and for how much of it that is known.
+/// A piece of time, what the GPU drew in it, and for how much of it that is known.
 #[derive(Clone, Copy, Debug, Default)]
 struct Piece {
     span_ns: i64,
@@ -156,7 +156,7 @@ struct Piece {
     covered_ns: i64,
 }
 
-impl CardLedger {
+impl GpuLedger {
     pub fn look(&mut self, look: &Look<'_>) {
         if self.last.is_some_and(|(at_ns, _)| look.at_ns - at_ns > look.gap_ns || look.at_ns < at_ns) {
             self.pause();
@@ -185,7 +185,7 @@ impl CardLedger {
             }
             if is_pass(read_ns) {
                 self.close(Shown::new(look.counter_uj, read_ns));
-                // It may be older than the last look: what the card drew since is not in the counter.
+                // It may be older than the last look: what the GPU drew since is not in the counter.
                 (self.window.begin_ns, from_ns) = (read_ns, read_ns);
             }
         }
@@ -203,7 +203,7 @@ impl CardLedger {
         self.open = self.provisional();
     }
 
-    /// Readings pause, or the card is unreachable: its energy until the next look is unassigned.
+    /// Readings pause, or the GPU is unreachable: its energy until the next look is unassigned.
     pub fn pause(&mut self) {
         self.close(None);
         self.last = None;
@@ -248,7 +248,7 @@ impl CardLedger {
         self.lines.iter().chain(&self.open).map(|(&who, &line)| (who, line))
     }
 
-    /// All that was charged in closed windows, to whomever: what the card used in them.
+    /// All that was charged in closed windows, to whomever: what the GPU used in them.
     pub fn closed_uj(&self) -> u64 {
         self.closed_uj
     }
@@ -258,7 +258,7 @@ impl CardLedger {
     }
 
     fn learn_idle(&mut self, look: &Look<'_>) {
-        // Parts of a card do not say how busy they are: then no job on them counts as idle.
+        // Parts of a GPU do not say how busy they are: then no job on them counts as idle.
         let nothing_runs = look.claims.iter().all(|claim| claim.active == 0);
         self.idle.learn(look.power_mw, look.power_limit_mw, look.utilization <= 0 && nothing_runs);
     }
@@ -378,7 +378,7 @@ impl CardLedger {
         self.window = Window::default();
     }
 
-    /// The most that the card can draw, as far as that is known.
+    /// The most that the GPU can draw, as far as that is known.
     pub fn most_mw(&self) -> i64 {
         self.counter.most_mw()
     }
@@ -469,7 +469,7 @@ impl Stretch {
     }
 }
 
-/// Who computed, and how much. Parts of one card may have the same owner.
+/// Who computed, and how much. Parts of one GPU may have the same owner.
 type Weights = Vec<(Who, u64)>;
 
 /// Divides energy among those who computed.
@@ -483,7 +483,7 @@ fn share_out(energy_uj: u64, computed: Weights, among: &mut BTreeMap<Who, u64>) 
 }
 
 impl Window {
-    /// Divides a span among those who hold the card in it.
+    /// Divides a span among those who hold the GPU in it.
     fn hold(&mut self, span_ns: u64, claims: &[Claim], slices: u64) {
         let present = || claims.iter().filter(|claim| claim.held > 0);
         let held: u64 = present().map(|claim| claim.held).sum();
@@ -506,5 +506,5 @@ fn share_of(span_ns: u64, part: u64, whole: u64) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "card_ledger_tests.rs"]
+#[path = "gpu_ledger_tests.rs"]
 mod tests;

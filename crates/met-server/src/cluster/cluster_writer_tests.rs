@@ -1,9 +1,9 @@
 use met_core::MISSING;
 use met_core::job::{JobKey, LOCAL, QualityKind, State};
 use met_core::job_table::{CPU, MEMORY_NEEDED};
-use met_core::series::Course;
+use met_core::series::Series;
 use met_sources::rapl::TABLE as METER;
-use met_store::cluster::{Bearer, Log, NodeJob};
+use met_store::cluster::{Log, NodeJob, TokenOwner};
 use met_store::{Filter, NodePart};
 use met_wire::batch::{Header, Piece};
 use met_wire::block;
@@ -29,22 +29,22 @@ pub fn plan(state: &std::path::Path) -> Plan {
     }
 }
 
-pub(in crate::cluster) fn start(state: &std::path::Path, nodes: &[&str]) -> (Keeper, ClusterView) {
+pub(in crate::cluster) fn start(state: &std::path::Path, nodes: &[&str]) -> (ClusterWriter, ClusterView) {
     let mut log = Log::open(state).unwrap();
     for node in nodes {
-        log.enroll(&Bearer::Node((*node).to_owned()), node.as_bytes(), 1, false).unwrap();
+        log.enroll(&TokenOwner::Node((*node).to_owned()), node.as_bytes(), 1, false).unwrap();
     }
-    let keeper = Keeper::start(plan(state)).unwrap();
+    let cluster_writer = ClusterWriter::start(plan(state)).unwrap();
     let view = ClusterView {
         state: state.to_path_buf(),
         backends: Backends::default(),
-        latest: keeper.latest().clone(),
+        latest: cluster_writer.latest().clone(),
         incompatible: Default::default(),
         gap_ms: 60_000,
         lists: Default::default(),
-        watching: keeper.watching().clone(),
+        watching: cluster_writer.watching().clone(),
     };
-    (keeper, view)
+    (cluster_writer, view)
 }
 
 pub(in crate::cluster) fn record(manager: &str, id: &str, start_s: i64, state: State, cpu_s: i64) -> Record {
@@ -63,15 +63,15 @@ pub(in crate::cluster) fn record(manager: &str, id: &str, start_s: i64, state: S
 }
 
 pub(in crate::cluster) fn piece(key: &JobKey, from_s: i64, samples: i64) -> Piece {
-    let mut course = Course::new(&JOB);
+    let mut series = Series::new(&JOB);
     for at in 0..samples {
         let mut cells = vec![MISSING; JOB.columns.len()];
         cells[CPU] = (from_s + at - START_S) * SECOND_NS;
         cells[MEMORY_NEEDED] = 1000;
-        course.push((from_s + at) * 1000, &cells);
+        series.push((from_s + at) * 1000, &cells);
     }
     let mut packed = Vec::new();
-    block::encode(&course, 0..course.len(), &mut packed);
+    block::encode(&series, 0..series.len(), &mut packed);
     Piece { subject: Subject::Job(key.clone()), table: JOB.name.to_owned(), block: packed }
 }
 
@@ -86,17 +86,17 @@ fn header(node: &str, sequence: u64) -> Header {
 }
 
 pub(in crate::cluster) fn send(
-    keeper: &Keeper,
+    cluster_writer: &ClusterWriter,
     node: &str,
     sequence: u64,
     records: Vec<Record>,
     pieces: Vec<Piece>,
 ) -> Result<(), Refusal> {
     let (batch, packed) = batch(header(node, sequence), records, pieces);
-    let kept = keeper.keep(batch, packed, now_ns(), None).unwrap().blocking_recv().unwrap();
+    let kept = cluster_writer.keep(batch, packed, now_ns(), None).unwrap().blocking_recv().unwrap();
     // It is acknowledged when it is durable, and shown a moment later.
     let (done, wait) = mpsc::sync_channel(1);
-    keeper.with_writer(move |_| {
+    cluster_writer.with_writer(move |_| {
         done.send(()).unwrap();
         Vec::new()
     });
@@ -111,59 +111,61 @@ fn all(view: &ClusterView) -> Vec<Record> {
 #[test]
 fn an_annotation_from_a_far_future_can_be_changed() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, view) = start(state.path(), &["n1"]);
+    let (cluster_writer, view) = start(state.path(), &["n1"]);
     let mut running = record(LOCAL, "1", START_S, State::Running, 0);
     running.annotation.tags.insert("frozen".to_owned());
     running.annotation.written_ns = Some(i64::MAX);
-    send(&keeper, "n1", 1, vec![running], Vec::new()).unwrap();
+    send(&cluster_writer, "n1", 1, vec![running], Vec::new()).unwrap();
     let written_ns = all(&view)[0].annotation.written_ns.unwrap();
     assert!(written_ns < now_ns() + 2 * 86_400 * SECOND_NS, "{written_ns}");
-    keeper.stop();
+    cluster_writer.stop();
 }
 
 #[test]
 fn a_batch_counts_once_however_often_it_comes() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, view) = start(state.path(), &["n1"]);
+    let (cluster_writer, view) = start(state.path(), &["n1"]);
     let running = record(LOCAL, "1", START_S, State::Running, 0);
     for _ in 0..2 {
-        send(&keeper, "n1", 1, vec![running.clone()], vec![piece(&running.key, START_S, 10)]).unwrap();
+        send(&cluster_writer, "n1", 1, vec![running.clone()], vec![piece(&running.key, START_S, 10)])
+            .unwrap();
     }
     let jobs = all(&view);
     assert_eq!(jobs.len(), 1);
     assert_eq!(jobs[0].totals.get(CPU), Some(9 * SECOND_NS), "as it was last seen");
-    assert_eq!(view.course_after(&jobs[0].key, i64::MIN).unwrap().len(), 10, "from what waits");
-    keeper.move_all();
-    send(&keeper, "n1", 1, vec![running.clone()], vec![piece(&running.key, START_S, 10)]).unwrap();
+    assert_eq!(view.series_of_job_after(&jobs[0].key, i64::MIN).unwrap().len(), 10, "from what waits");
+    cluster_writer.move_all();
+    send(&cluster_writer, "n1", 1, vec![running.clone()], vec![piece(&running.key, START_S, 10)]).unwrap();
     send(
-        &keeper,
+        &cluster_writer,
         "n1",
         2,
         vec![record(LOCAL, "1", START_S, State::Finished, 20)],
         vec![piece(&running.key, START_S + 10, 5)],
     )
     .unwrap();
-    let course = view.course_after(&jobs[0].key, i64::MIN).unwrap();
-    assert_eq!(course.times_ms, (0..15).map(|at| (START_S + at) * 1000).collect::<Vec<_>>(), "from both");
-    assert_eq!(view.course_after(&jobs[0].key, (START_S + 12) * 1000).unwrap().len(), 2);
+    let series = view.series_of_job_after(&jobs[0].key, i64::MIN).unwrap();
+    assert_eq!(series.times_ms, (0..15).map(|at| (START_S + at) * 1000).collect::<Vec<_>>(), "from both");
+    assert_eq!(view.series_of_job_after(&jobs[0].key, (START_S + 12) * 1000).unwrap().len(), 2);
     assert_eq!(all(&view)[0].totals.get(CPU), Some(20 * SECOND_NS));
-    keeper.stop();
+    cluster_writer.stop();
 }
 
 #[test]
 fn who_was_not_enrolled_is_sent_away() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, view) = start(state.path(), &["n1"]);
-    assert!(matches!(send(&keeper, "n2", 1, Vec::new(), Vec::new()), Err(Refusal::Stranger(_))));
+    let (cluster_writer, view) = start(state.path(), &["n1"]);
+    assert!(matches!(send(&cluster_writer, "n2", 1, Vec::new(), Vec::new()), Err(Refusal::Stranger(_))));
     assert!(all(&view).is_empty());
 }
 
 #[test]
 fn jobs_of_two_nodes_with_one_number_are_two() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, view) = start(state.path(), &["n1", "n2"]);
+    let (cluster_writer, view) = start(state.path(), &["n1", "n2"]);
     for node in ["n1", "n2"] {
-        send(&keeper, node, 1, vec![record(LOCAL, "1", START_S, State::Finished, 5)], Vec::new()).unwrap();
+        send(&cluster_writer, node, 1, vec![record(LOCAL, "1", START_S, State::Finished, 5)], Vec::new())
+            .unwrap();
     }
     let mut places: Vec<_> =
         all(&view).into_iter().map(|job| (job.key.cluster.unwrap(), job.nodes)).collect();
@@ -175,27 +177,33 @@ fn jobs_of_two_nodes_with_one_number_are_two() {
 fn a_job_on_two_nodes_is_one_in_either_order_of_reports() {
     for order in [["n1", "n2"], ["n2", "n1"]] {
         let state = tempfile::tempdir().unwrap();
-        let (keeper, view) = start(state.path(), &["n1", "n2"]);
+        let (cluster_writer, view) = start(state.path(), &["n1", "n2"]);
         let part =
             |node: &str, state, cpu_s| record("slurm", "77", START_S + i64::from(node == "n2"), state, cpu_s);
         for node in order {
             let running = part(node, State::Running, 0);
-            let course = piece(&running.key, START_S + 1, 60);
-            send(&keeper, node, 1, vec![running], vec![course]).unwrap();
+            let series = piece(&running.key, START_S + 1, 60);
+            send(&cluster_writer, node, 1, vec![running], vec![series]).unwrap();
         }
         let jobs = all(&view);
         assert_eq!((jobs.len(), jobs[0].state), (1, State::Running));
         assert_eq!(jobs[0].totals.get(CPU), Some(120 * SECOND_NS), "of both");
-        send(&keeper, order[0], 2, vec![part(order[0], State::Finished, 70)], Vec::new()).unwrap();
+        send(&cluster_writer, order[0], 2, vec![part(order[0], State::Finished, 70)], Vec::new()).unwrap();
         assert_eq!(all(&view)[0].state, State::Running, "the other one runs on");
-        send(&keeper, order[1], 2, vec![part(order[1], State::Finished, 30)], Vec::new()).unwrap();
+        send(&cluster_writer, order[1], 2, vec![part(order[1], State::Finished, 30)], Vec::new()).unwrap();
         let jobs = all(&view);
         assert_eq!((jobs.len(), jobs[0].state, jobs[0].nodes.len()), (1, State::Finished, 2));
         assert_eq!(jobs[0].totals.get(CPU), Some(100 * SECOND_NS));
         assert_eq!(jobs[0].summaries.get(MEMORY_NEEDED).unwrap().mean, 2000.0, "of both together");
         // Requeued half an hour later: another run.
-        send(&keeper, "n1", 3, vec![record("slurm", "77", START_S + 1800, State::Running, 0)], Vec::new())
-            .unwrap();
+        send(
+            &cluster_writer,
+            "n1",
+            3,
+            vec![record("slurm", "77", START_S + 1800, State::Running, 0)],
+            Vec::new(),
+        )
+        .unwrap();
         assert_eq!(all(&view).len(), 2);
     }
 }
@@ -203,8 +211,8 @@ fn a_job_on_two_nodes_is_one_in_either_order_of_reports() {
 #[test]
 fn what_was_kept_and_not_applied_is_applied_by_the_next_server() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, _) = start(state.path(), &["n1"]);
-    keeper.stop();
+    let (cluster_writer, _) = start(state.path(), &["n1"]);
+    cluster_writer.stop();
     let finished = record(LOCAL, "1", START_S, State::Finished, 5);
     let pieces = vec![piece(&finished.key, START_S, 3)];
     let (_, packed) = batch(header("n1", 1), vec![finished], pieces);
@@ -218,31 +226,31 @@ fn what_was_kept_and_not_applied_is_applied_by_the_next_server() {
         about: About::default(),
     };
     assert_eq!(Log::open(state.path()).unwrap().take(&[arrived], |_, _| true).unwrap(), [Arrival::New(1)]);
-    let (keeper, view) = start(state.path(), &["n1"]);
+    let (cluster_writer, view) = start(state.path(), &["n1"]);
     assert_eq!(all(&view)[0].totals.get(CPU), Some(5 * SECOND_NS));
-    keeper.move_all();
-    assert_eq!(view.course_after(&all(&view)[0].key, i64::MIN).unwrap().len(), 3);
+    cluster_writer.move_all();
+    assert_eq!(view.series_of_job_after(&all(&view)[0].key, i64::MIN).unwrap().len(), 3);
     assert!(Log::open(state.path()).unwrap().backlog().unwrap().is_empty());
 }
 
 #[test]
 fn parts_reported_again_keep_their_job_in_any_order() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, view) = start(state.path(), &["a", "b", "c"]);
+    let (cluster_writer, view) = start(state.path(), &["a", "b", "c"]);
     let part = |start_s: i64, state, cpu_s| record("slurm", "77", START_S + start_s, state, cpu_s);
     for (node, start_s) in [("a", 0), ("c", 220), ("b", 110)] {
-        send(&keeper, node, 1, vec![part(start_s, State::Running, 0)], Vec::new()).unwrap();
+        send(&cluster_writer, node, 1, vec![part(start_s, State::Running, 0)], Vec::new()).unwrap();
     }
     assert_eq!(all(&view).len(), 1, "they run at one time");
     for (node, start_s) in [("c", 220), ("a", 0), ("b", 110)] {
-        send(&keeper, node, 2, vec![part(start_s, State::Finished, 10)], Vec::new()).unwrap();
+        send(&cluster_writer, node, 2, vec![part(start_s, State::Finished, 10)], Vec::new()).unwrap();
     }
     let jobs = all(&view);
     assert_eq!((jobs.len(), jobs[0].state, jobs[0].nodes.len()), (1, State::Finished, 3));
     assert_eq!(jobs[0].totals.get(CPU), Some(30 * SECOND_NS));
     // Restarted at once on one of the nodes.
-    send(&keeper, "a", 3, vec![part(300, State::Running, 0)], Vec::new()).unwrap();
-    send(&keeper, "b", 3, vec![part(301, State::Running, 0)], Vec::new()).unwrap();
+    send(&cluster_writer, "a", 3, vec![part(300, State::Running, 0)], Vec::new()).unwrap();
+    send(&cluster_writer, "b", 3, vec![part(301, State::Running, 0)], Vec::new()).unwrap();
     let jobs = all(&view);
     assert_eq!(jobs.len(), 2);
     assert_eq!(
@@ -255,32 +263,32 @@ fn parts_reported_again_keep_their_job_in_any_order() {
 #[test]
 fn a_damaged_catalogue_is_rebuilt_from_the_nodes_records() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, view) = start(state.path(), &["n1"]);
+    let (cluster_writer, view) = start(state.path(), &["n1"]);
     let jobs: Vec<Record> =
         (0..30).map(|id| record(LOCAL, &id.to_string(), START_S + id, State::Finished, 1)).collect();
-    send(&keeper, "n1", 1, jobs, Vec::new()).unwrap();
+    send(&cluster_writer, "n1", 1, jobs, Vec::new()).unwrap();
     assert_eq!(all(&view).len(), 30);
-    keeper.stop();
+    cluster_writer.stop();
     let path = state.path().join("store.db");
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[..4096].fill(0x55);
     std::fs::write(&path, bytes).unwrap();
-    let (keeper, view) = start(state.path(), &["n1"]);
+    let (cluster_writer, view) = start(state.path(), &["n1"]);
     assert_eq!(all(&view).len(), 30);
-    keeper.stop();
+    cluster_writer.stop();
 }
 
 #[test]
 fn samples_of_an_impossible_time_are_left_out() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, view) = start(state.path(), &["n1"]);
+    let (cluster_writer, view) = start(state.path(), &["n1"]);
     let running = record(LOCAL, "1", START_S, State::Running, 0);
     let far_s = now_ns() / SECOND_NS + 10 * 86_400;
     let pieces = vec![piece(&running.key, far_s, 5), piece(&running.key, START_S, 5)];
-    send(&keeper, "n1", 1, vec![running.clone()], pieces).unwrap();
-    assert_eq!(view.course_after(&all(&view)[0].key, i64::MIN).unwrap().len(), 5);
-    keeper.move_all();
-    assert_eq!(view.course_after(&all(&view)[0].key, i64::MIN).unwrap().len(), 5);
+    send(&cluster_writer, "n1", 1, vec![running.clone()], pieces).unwrap();
+    assert_eq!(view.series_of_job_after(&all(&view)[0].key, i64::MIN).unwrap().len(), 5);
+    cluster_writer.move_all();
+    assert_eq!(view.series_of_job_after(&all(&view)[0].key, i64::MIN).unwrap().len(), 5);
     let files = std::fs::read_dir(state.path().join("series")).unwrap().map(|entry| entry.unwrap().path());
     assert_eq!(
         files.filter(|path| path.extension().is_some_and(|ending| ending == "db")).count(),
@@ -292,7 +300,7 @@ fn samples_of_an_impossible_time_are_left_out() {
 fn enrolled(state: &std::path::Path, nodes: &[&str]) -> Work {
     let mut log = Log::open(state).unwrap();
     for node in nodes {
-        log.enroll(&Bearer::Node((*node).to_owned()), node.as_bytes(), now_ns(), false).unwrap();
+        log.enroll(&TokenOwner::Node((*node).to_owned()), node.as_bytes(), now_ns(), false).unwrap();
     }
     Work::open(plan(state), Latest::default()).unwrap()
 }
@@ -392,7 +400,7 @@ fn the_part_of_a_lost_node_counts_also_after_another_start() {
     give(&mut work, "n1", 1, vec![running.clone()], vec![piece(&running.key, START_S, 30)]);
     give(&mut work, "n2", 1, vec![running], Vec::new());
     work.move_due(i64::MAX);
-    Log::open(state.path()).unwrap().expel(&Bearer::Node("n1".into())).unwrap();
+    Log::open(state.path()).unwrap().expel(&TokenOwner::Node("n1".into())).unwrap();
     work.wholes.look_for_nodes(now_ns()).unwrap();
     drop(work);
     let mut work = Work::open(plan(state.path()), Latest::default()).unwrap();
@@ -423,7 +431,7 @@ fn jobs_of_a_node_that_was_expelled_are_lost_at_once() {
     let mut log = Log::open(state.path()).unwrap();
     let gpus = met_core::node_health::NodeHealth { gpus: Some(4), ..Default::default() };
     ["n1", "n2"].iter().for_each(|node| work.wholes.latest.note_health(node, &gpus));
-    log.expel(&Bearer::Node("n1".into())).unwrap();
+    log.expel(&TokenOwner::Node("n1".into())).unwrap();
     work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(only(&work).state, State::Running, "the other part runs on");
     let health = |node: &str| work.wholes.latest.health(node);
@@ -436,7 +444,7 @@ fn jobs_of_a_node_that_was_expelled_are_lost_at_once() {
     (known.state, known.exit_code, known.end_ns) = (State::Failed, Some(3), Some((START_S + 70) * SECOND_NS));
     (known.scheduling.asked_ns, known.manager_state) = (Some(now_ns()), Some("FAILED".to_owned()));
     work.wholes.writer.put(&known).unwrap();
-    log.enroll(&Bearer::Node("n1".into()), b"again", now_ns(), false).unwrap();
+    log.enroll(&TokenOwner::Node("n1".into()), b"again", now_ns(), false).unwrap();
     work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!((only(&work).state, only(&work).exit_code), (State::Failed, Some(3)));
     give(&mut work, "n1", 2, vec![record("slurm", "77", START_S, State::Finished, 5)], Vec::new());
@@ -465,7 +473,7 @@ fn running_in(boot_id: &str, id: &str) -> Record {
 
 fn replace(state: &std::path::Path) {
     let mut log = Log::open(state).unwrap();
-    log.enroll(&Bearer::Node("n1".to_owned()), b"again", now_ns(), true).unwrap();
+    log.enroll(&TokenOwner::Node("n1".to_owned()), b"again", now_ns(), true).unwrap();
 }
 
 fn states(work: &Work) -> Vec<(String, State)> {
@@ -715,7 +723,7 @@ fn the_records_of_a_job_are_removed_with_the_job_and_not_before() {
     assert_eq!(work.wholes.log.node_jobs("slurm", "77").unwrap(), []);
     // The same where the disk space runs short, and where the end was never reported.
     give(&mut work, "n1", 2, vec![record(LOCAL, "9", START_S, State::Running, 0)], Vec::new());
-    Log::open(state.path()).unwrap().expel(&Bearer::Node("n1".into())).unwrap();
+    Log::open(state.path()).unwrap().expel(&TokenOwner::Node("n1".into())).unwrap();
     work.wholes.look_for_nodes(now_ns()).unwrap();
     assert_eq!(only(&work).state, State::Lost);
     work.plan.retention = Retention { max_age_ns: None, max_bytes: Some(0) };
@@ -730,20 +738,20 @@ fn old_samples_of_nodes_are_thinned_between_two_batches() {
     let day = std::time::Duration::from_secs(86_400);
     work.plan.thinning = vec![Thinning { after: day, step: std::time::Duration::from_secs(60) }];
     let key = series_key("n1", &record(LOCAL, "1", START_S, State::Finished, 1).key);
-    let mut course = Course::new(&JOB);
+    let mut series = Series::new(&JOB);
     for second in 0..600 {
         let mut cells = vec![MISSING; JOB.columns.len()];
         // Uneven: what grows evenly is smaller than its sums.
         cells[CPU] = second * SECOND_NS - second * second * 7919 % 100_003;
-        course.push((START_S + second) * 1000, &cells);
+        series.push((START_S + second) * 1000, &cells);
     }
-    let last = course.columns[CPU].last().copied();
-    work.wholes.writer.append_course(&key, &course).unwrap();
+    let last = series.columns[CPU].last().copied();
+    work.wholes.writer.append_series(&key, &series).unwrap();
     let mut thin = |now_s: i64| {
         work.clearing.begin_thinning();
         let Work { clearing, wholes, plan, .. } = &mut work;
         clearing.thin(wholes, &plan.thinning, now_s * SECOND_NS).unwrap();
-        wholes.writer.course(&key).unwrap()
+        wholes.writer.series(&key).unwrap()
     };
     assert_eq!(thin(START_S + 86_400).len(), 600, "the day is not old enough");
     let thinned = thin(START_S + 3 * 86_400);
@@ -815,63 +823,66 @@ fn the_records_of_a_job_stay_where_only_the_catalogue_is_lost() {
 fn a_server_knows_how_jobs_stand_before_anybody_can_ask_it() {
     for moved in [false, true] {
         let state = tempfile::tempdir().unwrap();
-        let (keeper, _) = start(state.path(), &["n1"]);
+        let (cluster_writer, _) = start(state.path(), &["n1"]);
         let start_s = now_ns() / SECOND_NS - 60;
         let running = record(LOCAL, "1", start_s, State::Running, 0);
-        send(&keeper, "n1", 1, vec![running.clone()], vec![piece(&running.key, start_s, 10)]).unwrap();
+        send(&cluster_writer, "n1", 1, vec![running.clone()], vec![piece(&running.key, start_s, 10)])
+            .unwrap();
         if moved {
-            keeper.move_all();
+            cluster_writer.move_all();
         }
-        keeper.stop();
-        let (keeper, view) = start(state.path(), &["n1"]);
+        cluster_writer.stop();
+        let (cluster_writer, view) = start(state.path(), &["n1"]);
         let cpu = (start_s + 9 - START_S) * SECOND_NS;
         assert_eq!(all(&view)[0].totals.get(CPU), Some(cpu), "moved: {moved}");
         // What was acknowledged is no news to it either.
-        send(&keeper, "n1", 1, vec![running.clone()], vec![piece(&running.key, start_s + 20, 10)]).unwrap();
-        assert_eq!(view.course_after(&all(&view)[0].key, i64::MIN).unwrap().len(), 10);
-        keeper.stop();
+        send(&cluster_writer, "n1", 1, vec![running.clone()], vec![piece(&running.key, start_s + 20, 10)])
+            .unwrap();
+        assert_eq!(view.series_of_job_after(&all(&view)[0].key, i64::MIN).unwrap().len(), 10);
+        cluster_writer.stop();
     }
 }
 
 /// Samples of a meter of a node, one a second, each its own number.
 fn power(part: &str, from_s: i64, samples: i64) -> Piece {
-    let mut course = Course::new(&METER);
-    (0..samples).for_each(|at| course.push((from_s + at) * 1000, &[at, MISSING]));
+    let mut series = Series::new(&METER);
+    (0..samples).for_each(|at| series.push((from_s + at) * 1000, &[at, MISSING]));
     let mut block = Vec::new();
-    block::encode(&course, 0..course.len(), &mut block);
+    block::encode(&series, 0..series.len(), &mut block);
     Piece { subject: Subject::Node(part.to_owned()), table: METER.name.to_owned(), block }
 }
 
 #[test]
-fn the_parts_of_a_node_have_a_course_from_what_waits_and_what_was_moved() {
+fn the_parts_of_a_node_have_a_series_from_what_waits_and_what_was_moved() {
     let state = tempfile::tempdir().unwrap();
-    let (keeper, view) = start(state.path(), &["n1", "n2"]);
-    send(&keeper, "n1", 1, Vec::new(), vec![power("psu 1", START_S, 5), power("psu 2", START_S, 2)]).unwrap();
-    send(&keeper, "n2", 1, Vec::new(), vec![power("psu 1", START_S + 100, 5)]).unwrap();
-    keeper.move_all();
-    send(&keeper, "n1", 2, Vec::new(), vec![power("psu 1", START_S + 5, 5)]).unwrap();
+    let (cluster_writer, view) = start(state.path(), &["n1", "n2"]);
+    send(&cluster_writer, "n1", 1, Vec::new(), vec![power("psu 1", START_S, 5), power("psu 2", START_S, 2)])
+        .unwrap();
+    send(&cluster_writer, "n2", 1, Vec::new(), vec![power("psu 1", START_S + 100, 5)]).unwrap();
+    cluster_writer.move_all();
+    send(&cluster_writer, "n1", 2, Vec::new(), vec![power("psu 1", START_S + 5, 5)]).unwrap();
     let times = |begin_s: i64, end_s: i64| -> Vec<(String, Vec<i64>)> {
         let page = node_page(&view, "n1", &[&METER], (begin_s * 1000, end_s * 1000), 1000).unwrap();
         assert_eq!(page.until_ms, None);
-        let seconds = |course: Course| course.times_ms.iter().map(|ms| ms / 1000 - START_S).collect();
-        page.courses.into_iter().map(|(part, course)| (part.part, seconds(course))).collect()
+        let seconds = |series: Series| series.times_ms.iter().map(|ms| ms / 1000 - START_S).collect();
+        page.all_series.into_iter().map(|(part, series)| (part.part, seconds(series))).collect()
     };
     let all = [("psu 1".to_owned(), (0..10).collect()), ("psu 2".to_owned(), vec![0, 1])];
     assert_eq!(times(START_S, START_S + 50), all);
     assert_eq!(times(START_S + 4, START_S + 6), [("psu 1".to_owned(), vec![4, 5, 6])]);
-    keeper.stop();
+    cluster_writer.stop();
 }
 
 #[test]
 fn ten_years_of_a_node_cost_as_many_pages_as_there_are_samples() {
     const YEAR_S: i64 = 365 * 86_400;
     let state = tempfile::tempdir().unwrap();
-    let (keeper, view) = start(state.path(), &["n1"]);
+    let (cluster_writer, view) = start(state.path(), &["n1"]);
     let begin_s = START_S - 10 * YEAR_S;
     let places_s = [begin_s + YEAR_S, begin_s + 4 * YEAR_S, START_S - 30];
     for (sequence, &from_s) in (1..).zip(&places_s[..2]) {
         send(
-            &keeper,
+            &cluster_writer,
             "n1",
             sequence,
             Vec::new(),
@@ -879,8 +890,8 @@ fn ten_years_of_a_node_cost_as_many_pages_as_there_are_samples() {
         )
         .unwrap();
     }
-    keeper.move_all();
-    send(&keeper, "n1", 3, Vec::new(), vec![power("psu 1", places_s[2], 20)]).unwrap();
+    cluster_writer.move_all();
+    send(&cluster_writer, "n1", 3, Vec::new(), vec![power("psu 1", places_s[2], 20)]).unwrap();
 
     let pages = |samples_max: usize| {
         let mut pages = Vec::new();
@@ -888,15 +899,15 @@ fn ten_years_of_a_node_cost_as_many_pages_as_there_are_samples() {
         loop {
             let page = node_page(&view, "n1", &[&METER], (from_ms, end_ms), samples_max).unwrap();
             let until_ms = page.until_ms;
-            pages.push(page.courses);
+            pages.push(page.all_series);
             let Some(until_ms) = until_ms else { return pages };
             assert!(until_ms >= from_ms, "{until_ms} is before {from_ms}");
             from_ms = until_ms + 1;
         }
     };
-    let seconds = |part: &str, pages: &[Vec<(NodePart, Course)>]| -> Vec<i64> {
+    let seconds = |part: &str, pages: &[Vec<(NodePart, Series)>]| -> Vec<i64> {
         let of_part = pages.iter().flatten().filter(|(of, _)| of.part == part);
-        of_part.flat_map(|(_, course)| course.times_ms.iter().map(|ms| ms / 1000)).collect()
+        of_part.flat_map(|(_, series)| series.times_ms.iter().map(|ms| ms / 1000)).collect()
     };
     let first: Vec<i64> = [(places_s[0], 50), (places_s[1], 50), (places_s[2], 20)]
         .iter()
@@ -908,10 +919,10 @@ fn ten_years_of_a_node_cost_as_many_pages_as_there_are_samples() {
         let pages = pages(samples_max);
         assert_eq!((seconds("psu 1", &pages), seconds("psu 2", &pages)), (first.clone(), second.clone()));
         assert!(pages.len() <= pages_max, "{} pages of {samples_max}", pages.len());
-        let largest = pages.iter().map(|page| page.iter().map(|(_, course)| course.len()).sum::<usize>());
+        let largest = pages.iter().map(|page| page.iter().map(|(_, series)| series.len()).sum::<usize>());
         assert!(largest.max() <= Some(samples_max.max(2)), "of {samples_max}");
     }
-    keeper.stop();
+    cluster_writer.stop();
 }
 
 /// A small file system of its own, gone with this.
@@ -942,9 +953,9 @@ fn a_server_that_was_stopped_starts_and_lists_on_a_full_disk() {
         return;
     };
     let state = disk.0.path();
-    let (keeper, view) = start(state, &["n1"]);
+    let (cluster_writer, view) = start(state, &["n1"]);
     let running = record(LOCAL, "1", START_S, State::Running, 0);
-    send(&keeper, "n1", 1, vec![running.clone()], vec![]).unwrap();
+    send(&cluster_writer, "n1", 1, vec![running.clone()], vec![]).unwrap();
     let ballast = state.join("ballast");
     let fill = || {
         let mut ballast = std::fs::File::options().create(true).append(true).open(&ballast).unwrap();
@@ -955,17 +966,17 @@ fn a_server_that_was_stopped_starts_and_lists_on_a_full_disk() {
     assert_eq!(listed(&view), 1, "while it runs");
     std::fs::remove_file(&ballast).unwrap();
     view.lists.close_files();
-    keeper.stop();
+    cluster_writer.stop();
     assert!(!state.join("store.db-shm").exists(), "a clean stop leaves no shared memory");
     fill();
     assert!(met_store::Reader::open_with(state, &Backends::default()).is_err(), "the disk is full");
-    let keeper = Keeper::start(plan(state)).unwrap();
+    let cluster_writer = ClusterWriter::start(plan(state)).unwrap();
     assert_eq!((listed(&view), view.known_nodes().unwrap().len()), (1, 1));
     let mut log = Log::open_for_reading(state).unwrap();
     assert!(log.is_node("n1").unwrap());
     std::fs::remove_file(&ballast).unwrap();
-    Log::open(state).unwrap().enroll(&Bearer::Node("n2".to_owned()), b"n2", 2, false).unwrap();
+    Log::open(state).unwrap().enroll(&TokenOwner::Node("n2".to_owned()), b"n2", 2, false).unwrap();
     log.refresh().unwrap();
     assert!(log.is_node("n2").unwrap(), "with space again what is new is seen");
-    keeper.stop();
+    cluster_writer.stop();
 }

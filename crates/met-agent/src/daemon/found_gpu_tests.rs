@@ -79,7 +79,7 @@ fn record(service: &Service) -> Record {
     service.registry.jobs.values().next().unwrap().record.clone()
 }
 
-/// Does what a daemon does all the time until the job holds a card.
+/// Does what a daemon does all the time until the job holds a GPU.
 fn held(service: &mut Service) -> GpuUse {
     let key = record(service).key;
     let begin = Instant::now();
@@ -97,7 +97,7 @@ fn held(service: &mut Service) -> GpuUse {
 }
 
 #[test]
-fn a_found_job_holds_its_cards_as_soon_as_its_first_process_is_there() {
+fn a_found_job_holds_its_gpus_as_soon_as_its_first_process_is_there() {
     let machine = Machine::new();
     let mut service = machine.service();
     machine.enter(41, 0, "sleep 100000000", "step_extern/user/task_special");
@@ -119,7 +119,7 @@ fn a_found_job_holds_its_cards_as_soon_as_its_first_process_is_there() {
 }
 
 #[test]
-fn a_first_process_that_has_ended_leaves_the_cards_that_it_named() {
+fn a_first_process_that_has_ended_leaves_the_gpus_that_it_named() {
     let machine = Machine::new();
     machine.put("proc/51/environ", "SLURM_JOB_ID=31\0SLURM_JOB_GPUS=0\0");
     machine.enter(51, 1000, "prolog", "step_batch/user/task_0");
@@ -147,7 +147,7 @@ fn a_replaced_sampling_thread_gets_the_gpus_of_running_jobs() {
 }
 
 #[test]
-fn where_no_environment_can_be_read_the_devices_of_its_cgroup_say_which_cards_it_has() {
+fn where_no_environment_can_be_read_the_devices_of_its_cgroup_say_which_gpus_it_has() {
     let machine = Machine::new();
     machine.put("sys/fs/cgroup/devices/job_31/devices.list", "c 1:3 rwm\nc 195:1 rw\nc 195:255 rw\n");
     machine.enter(51, 1000, "bash slurm_script", "step_batch/user/task_0");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use met_core::Table;
 use met_core::job::JobKey;
-use met_core::series::Course;
+use met_core::series::Series;
 use met_store::{StoreError, device_on, node_on};
 use met_wire::batch::{NodeBatch, Piece, Subject};
 use met_wire::block;
@@ -24,7 +24,7 @@ const RECENT_MS: i64 = 3_600_000;
 
 /// The live state of jobs whose samples are in the store already, which pages and lists show. For a while:
 /// what is missing then comes with the next batches.
-pub(super) fn recall(wholes: &Wholes, patience: Duration) -> Result<(), StoreError> {
+pub(super) fn recall(wholes: &Wholes, timeout: Duration) -> Result<(), StoreError> {
     let begin = Instant::now();
     let since_ms = now_ns() / 1_000_000 - RECENT_MS;
     for node in wholes.log.nodes_with_jobs(false)? {
@@ -33,11 +33,11 @@ pub(super) fn recall(wholes: &Wholes, patience: Duration) -> Result<(), StoreErr
             if wholes.latest.get(&key).is_some() {
                 continue;
             }
-            if begin.elapsed() >= patience {
+            if begin.elapsed() >= timeout {
                 tracing::info!("the newest figures of some jobs come with the next batches of their nodes");
                 return Ok(());
             }
-            wholes.latest.learn(&key, &wholes.writer.course_between(&key, since_ms, i64::MAX)?);
+            wholes.latest.learn(&key, &wholes.writer.series_of_job_between(&key, since_ms, i64::MAX)?);
         }
     }
     Ok(())
@@ -63,7 +63,7 @@ pub(super) fn move_due(wholes: &mut Wholes, applied: i64, before_ns: i64) {
 
 /// Moves as much as fits in memory; false when nothing is left.
 fn move_some(wholes: &mut Wholes, applied: i64, node: &str) -> Result<bool, StoreError> {
-    let mut moved: HashMap<(Subject, &'static str), Course> = HashMap::new();
+    let mut moved: HashMap<(Subject, &'static str), Series> = HashMap::new();
     let (mut last, mut samples) = (None, 0);
     while samples < MOVE_SAMPLES {
         let after = last.unwrap_or(0);
@@ -78,37 +78,37 @@ fn move_some(wholes: &mut Wholes, applied: i64, node: &str) -> Result<bool, Stor
         last = Some(newest);
     }
     let Some(last) = last else { return Ok(false) };
-    let moved: Vec<(JobKey, Course)> =
-        moved.into_iter().map(|((subject, _), course)| (subject_key(node, subject), course)).collect();
-    let courses: Vec<(&JobKey, &Course)> = moved.iter().map(|(key, course)| (key, course)).collect();
-    wholes.writer.append_courses(&courses)?;
+    let moved: Vec<(JobKey, Series)> =
+        moved.into_iter().map(|((subject, _), series)| (subject_key(node, subject), series)).collect();
+    let all_series: Vec<(&JobKey, &Series)> = moved.iter().map(|(key, series)| (key, series)).collect();
+    wholes.writer.append_all(&all_series)?;
     wholes.log.forget(node, last)?;
     Ok(true)
 }
 
-/// Adds pieces to the courses that they continue, and says how many samples they have. What cannot be read is a gap.
+/// Adds pieces to the series that they continue, and says how many samples they have. What cannot be read is a gap.
 pub(in crate::cluster) fn gather(
     pieces: Vec<Piece>,
     table: impl Fn(&str) -> Option<&'static Table>,
-    into: &mut HashMap<(Subject, &'static str), Course>,
+    into: &mut HashMap<(Subject, &'static str), Series>,
 ) -> usize {
     let mut samples = 0;
     for piece in pieces {
         let Some(table) = table(&piece.table) else { continue };
-        let Some(course) = readable(&piece, table) else { continue };
-        samples += course.len();
-        into.entry((piece.subject, table.name)).or_insert_with(|| Course::new(table)).append(&course);
+        let Some(series) = readable(&piece, table) else { continue };
+        samples += series.len();
+        into.entry((piece.subject, table.name)).or_insert_with(|| Series::new(table)).append(&series);
     }
     samples
 }
 
 /// The samples of a piece, if their times can be true.
-pub(super) fn readable(piece: &Piece, table: &'static Table) -> Option<Course> {
-    let course = block::decode(&piece.block, table).ok()?;
+pub(super) fn readable(piece: &Piece, table: &'static Table) -> Option<Series> {
+    let series = block::decode(&piece.block, table).ok()?;
     let now_ms = now_ns() / 1_000_000;
-    let is_true = course.times_ms.is_sorted_by(|one, next| one < next)
-        && course.times_ms.last().is_none_or(|&last_ms| last_ms <= now_ms.saturating_add(AHEAD_MAX_MS));
-    is_true.then_some(course)
+    let is_true = series.times_ms.is_sorted_by(|one, next| one < next)
+        && series.times_ms.last().is_none_or(|&last_ms| last_ms <= now_ms.saturating_add(AHEAD_MAX_MS));
+    is_true.then_some(series)
 }
 
 /// Under which key a node's series are kept: under its own name, whatever it says.
@@ -120,14 +120,14 @@ pub(super) fn subject_key(node: &str, subject: Subject) -> JobKey {
     }
 }
 
-/// Adds what a batch has of a job to its course.
-pub(in crate::cluster) fn add_waiting(data: &[u8], subject: &Subject, course: &mut Course) {
+/// Adds what a batch has of a job to its series.
+pub(in crate::cluster) fn add_waiting(data: &[u8], subject: &Subject, series: &mut Series) {
     let Ok(batch) = NodeBatch::unpack(data) else { return };
     for piece in
-        batch.pieces.iter().filter(|piece| piece.subject == *subject && piece.table == course.table.name)
+        batch.pieces.iter().filter(|piece| piece.subject == *subject && piece.table == series.table.name)
     {
-        if let Some(more) = readable(piece, course.table) {
-            course.append(&more);
+        if let Some(more) = readable(piece, series.table) {
+            series.append(&more);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Processes on cards, and whose they are.
+//! Processes on GPUs, and whose they are.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ const YOUNG_NS: i64 = 30_000_000_000;
 
 #[derive(Default)]
 pub(super) struct Processes {
-    /// Those that were on a card in the last minutes: the expensive figures may name one that has ended.
+    /// Those that were on a GPU in the last minutes: the expensive figures may name one that has ended.
     known: HashMap<Subject, Known>,
     /// Those of jobs that left: their last figures may still be read, and are of no job.
     ended: HashMap<Subject, i64>,
 }
 
-/// A process that is or was on a card.
+/// A process that is or was on a GPU.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     slot: Option<u32>,
@@ -25,7 +25,7 @@ struct Known {
     seen_ns: i64,
 }
 
-/// A process on a card at a look.
+/// A process on a GPU at a look.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Presence {
     pub subject: Subject,
@@ -36,7 +36,7 @@ pub(super) struct Presence {
 }
 
 impl Processes {
-    /// A process that is on a card now; nothing if its job has left.
+    /// A process that is on a GPU now; nothing if its job has left.
     pub fn meet(&mut self, owner: Subject, cells: &[i64], map: &JobMap, at_ns: i64) -> Option<Presence> {
         let subject = self.identify(owner);
         let slot = match map.owner(subject) {

@@ -7,8 +7,8 @@ fn claim(slot: u32, active: u64) -> Claim {
     Claim { who: Some(slot), active, held: 1, activity: Activity::Active }
 }
 
-fn without_idle_power() -> CardLedger {
-    let mut ledger = CardLedger::default();
+fn without_idle_power() -> GpuLedger {
+    let mut ledger = GpuLedger::default();
     ledger.idle.configured_mw = Some(0);
     ledger
 }
@@ -32,7 +32,7 @@ fn look(at_s: i64, power_mw: i64, claims: &[Claim]) -> Look<'_> {
 }
 
 #[test]
-fn two_jobs_on_a_300_watt_card_add_up_to_300_watts() {
+fn two_jobs_on_a_300_watt_gpu_add_up_to_300_watts() {
     let mut ledger = without_idle_power();
     for at_s in 0..=10 {
         ledger.look(&look(at_s, 300_000, &[claim(1, 600), claim(2, 300)]));
@@ -44,8 +44,8 @@ fn two_jobs_on_a_300_watt_card_add_up_to_300_watts() {
 }
 
 #[test]
-fn the_holder_of_an_idle_card_is_charged_all_of_it_as_idle() {
-    let mut ledger = CardLedger::default();
+fn the_holder_of_an_idle_gpu_is_charged_all_of_it_as_idle() {
+    let mut ledger = GpuLedger::default();
     for at_s in 0..=10 {
         ledger.look(&look(at_s, 110_000, &[claim(7, 0)]));
     }
@@ -55,8 +55,8 @@ fn the_holder_of_an_idle_card_is_charged_all_of_it_as_idle() {
 }
 
 #[test]
-fn a_card_without_holders_is_charged_to_no_job() {
-    let mut ledger = CardLedger::default();
+fn a_gpu_without_holders_is_charged_to_no_job() {
+    let mut ledger = GpuLedger::default();
     for at_s in 0..=10 {
         ledger.look(&look(at_s, 70_000, &[]));
     }
@@ -65,8 +65,8 @@ fn a_card_without_holders_is_charged_to_no_job() {
 }
 
 #[test]
-fn the_idle_part_of_a_busy_card_goes_to_the_holders() {
-    let mut ledger = CardLedger::default();
+fn the_idle_part_of_a_busy_gpu_goes_to_the_holders() {
+    let mut ledger = GpuLedger::default();
     ledger.look(&look(0, 100_000, &[]));
     ledger.look(&look(1, 100_000, &[]));
     for at_s in 1..=11 {
@@ -113,7 +113,7 @@ fn the_counter_corrects_the_integral_and_a_pass_decides_whose_it_was() {
 
 #[test]
 fn a_job_that_leaves_after_its_process_ended_has_paid_for_it() {
-    let mut ledger = CardLedger::default();
+    let mut ledger = GpuLedger::default();
     let busy = [
         Claim { who: Some(1), active: 90, held: 1, activity: Activity::Active },
         Claim { who: Some(2), active: 0, held: 1, activity: Activity::Active },
@@ -135,7 +135,7 @@ fn a_job_that_leaves_after_its_process_ended_has_paid_for_it() {
 
 #[test]
 fn a_gap_is_not_bridged() {
-    let mut ledger = CardLedger::default();
+    let mut ledger = GpuLedger::default();
     ledger.look(&look(0, 100_000, &[claim(1, 0)]));
     ledger.look(&look(3600, 100_000, &[claim(1, 0)]));
     ledger.look(&look(3601, MISSING, &[claim(1, 0)]));
@@ -145,8 +145,8 @@ fn a_gap_is_not_bridged() {
 }
 
 #[test]
-fn parts_of_a_card_pay_by_their_slices() {
-    let mut ledger = CardLedger::default();
+fn parts_of_a_gpu_pay_by_their_slices() {
+    let mut ledger = GpuLedger::default();
     let claims = [
         Claim { who: Some(1), active: 3, held: 3, activity: Activity::Active },
         Claim { who: Some(2), active: 0, held: 1, activity: Activity::Active },
@@ -199,7 +199,7 @@ enum Reading {
     Failed,
     /// The driver was reloaded: it begins at 0.
     NewDriver,
-    /// What no card can do, this time alone: it shows nothing, or a lot.
+    /// What no GPU can do, this time alone: it shows nothing, or a lot.
     Zero,
     Jump,
     /// It is not updated yet: it shows what it showed when it was last right.
@@ -238,7 +238,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![12 => look, 1 => (0u32..4).prop_map(Event::Leave), 1 => Just(Event::Pause)]
 }
 
-/// What the card used while it was read: by its counter between two right readings of it, else by its power.
+/// What the GPU used while it was read: by its counter between two right readings of it, else by its power.
 /// Knows nothing of who used it, and which readings are right.
 struct Truth {
     /// All that is over: up to the last right reading of the counter, or the last pause.
@@ -336,8 +336,8 @@ impl Truth {
     }
 }
 
-/// The lines against each other, and against what is known of the card.
-fn check_sums(ledger: &CardLedger, truth: &Truth, left_uj: u64) -> Result<(), TestCaseError> {
+/// The lines against each other, and against what is known of the GPU.
+fn check_sums(ledger: &GpuLedger, truth: &Truth, left_uj: u64) -> Result<(), TestCaseError> {
     let lines: u64 = ledger.lines.values().map(Line::total_uj).sum();
     // Those who left in the open window have paid in advance, or more than there was.
     prop_assert_eq!(lines + left_uj, ledger.closed_uj() + ledger.window.paid_uj + ledger.overdraft_uj);
@@ -349,7 +349,7 @@ fn check_sums(ledger: &CardLedger, truth: &Truth, left_uj: u64) -> Result<(), Te
         closed_uj,
         truth.settled_uj + truth.closed_uj
     );
-    // At any moment all lines together are the best that is known of the card: its counter up to its
+    // At any moment all lines together are the best that is known of the GPU: its counter up to its
     // last reading and its power since then.
     let open: u64 = ledger.open.values().map(Line::total_uj).sum();
     let owed_uj = ledger.window.paid_uj + ledger.overdraft_uj;
@@ -363,8 +363,8 @@ fn check_sums(ledger: &CardLedger, truth: &Truth, left_uj: u64) -> Result<(), Te
 
 proptest! {
     #[test]
-    fn what_is_charged_is_what_the_card_used(events in prop::collection::vec(event(), 1..60)) {
-        let mut ledger = CardLedger::default();
+    fn what_is_charged_is_what_the_gpu_used(events in prop::collection::vec(event(), 1..60)) {
+        let mut ledger = GpuLedger::default();
         let mut truth = Truth::default();
         let (mut at_ns, mut pass_ns, mut reported_uj) = (1, 1, MISSING);
         let (mut left_uj, mut gone) = (0u64, Vec::new());
@@ -428,9 +428,9 @@ proptest! {
 
 #[test]
 fn what_a_running_job_is_charged_does_not_depend_on_when_it_is_asked() {
-    // The counter is read every 16 s, use every 4 s; the list of processes is 3 s late. The card computes
+    // The counter is read every 16 s, use every 4 s; the list of processes is 3 s late. The GPU computes
     // for the job alone, from the fifth second on.
-    let mut ledger = CardLedger::default();
+    let mut ledger = GpuLedger::default();
     for at_s in 1..=60i64 {
         let busy = at_s > 5;
         let listed = at_s > 8;
@@ -467,7 +467,7 @@ fn what_a_running_job_is_charged_does_not_depend_on_when_it_is_asked() {
 }
 
 #[test]
-fn readings_of_use_count_by_what_the_card_drew_in_their_time() {
+fn readings_of_use_count_by_what_the_gpu_drew_in_their_time() {
     let mut ledger = without_idle_power();
     // Job 1 alone for 9 s at 100 W, then both by halves for 1 s at 600 W: one window of the counter.
     let at = |at_s: i64, power_mw: i64, use_s: i64, pass_s: i64, claims: &'static [Claim]| Look {
@@ -494,7 +494,7 @@ fn readings_of_use_count_by_what_the_card_drew_in_their_time() {
 
 #[test]
 fn an_ended_job_pays_for_seen_computing_that_the_next_reading_does_not_list() {
-    let mut ledger = CardLedger::default();
+    let mut ledger = GpuLedger::default();
     ledger.idle.configured_mw = Some(100_000);
     // Use by process is read every five seconds; a job computes from the second to the fourth.
     for at_s in 0..=10 {
@@ -528,7 +528,7 @@ fn a_counter_that_could_not_be_read_once_is_not_counted_twice() {
     assert_eq!(ledger.line(Some(1)).total_uj(), 930_000_000);
 }
 
-/// Some time before a look at a card that is as it should be.
+/// Some time before a look at a GPU that is as it should be.
 #[derive(Clone, Copy, Debug)]
 struct Honest {
     after_ms: i64,
@@ -563,7 +563,7 @@ proptest! {
             let ((from_ms, from_uj), (to_ms, to_uj)) = (used[next - 1], used[next]);
             from_uj + (to_uj - from_uj) * (shown_ms - from_ms) / (to_ms - from_ms)
         };
-        let mut ledger = CardLedger::default();
+        let mut ledger = GpuLedger::default();
         let (mut pass, mut first_uj) = ((0, MISSING), None);
         for look_at in looks {
             let (last_ms, last_uj) = used[used.len() - 1];
@@ -588,7 +588,7 @@ proptest! {
     }
 }
 
-/// A card that draws 300 W for a minute; what its counter shows by second, which is read every `every_s`.
+/// A GPU that draws 300 W for a minute; what its counter shows by second, which is read every `every_s`.
 fn charged_by(every_s: i64, shown_uj: impl Fn(i64) -> i64) -> Line {
     let mut ledger = without_idle_power();
     let claims = [claim(1, 500)];
@@ -608,7 +608,7 @@ const BEGIN_UJ: i64 = 5_000_000_000_000;
 const MINUTE_UJ: u64 = 59 * 300_000_000;
 
 #[test]
-fn one_wrong_reading_of_the_counter_charges_nothing_that_the_card_did_not_use() {
+fn one_wrong_reading_of_the_counter_charges_nothing_that_the_gpu_did_not_use() {
     let right = |at_s: i64| BEGIN_UJ + at_s * 300_000_000;
     for every_s in [1, 7, 20] {
         for wrong_uj in [0, 2 * BEGIN_UJ, i64::MAX] {
@@ -652,7 +652,7 @@ fn a_counter_that_is_late_or_coarse_or_disagrees_with_power_is_believed() {
 
 #[test]
 fn a_job_pays_from_when_it_came() {
-    let mut ledger = CardLedger::default();
+    let mut ledger = GpuLedger::default();
     ledger.look(&look(1, 100_000, &[claim(1, 0)]));
     let joined = [(2, 3 * SECOND_NS)];
     ledger.look(&Look { joined: &joined, ..look(5, 100_000, &[claim(1, 0), claim(2, 0)]) });
@@ -673,7 +673,7 @@ struct Shift {
     /// What the reading reports of them; they may have ended and be missing from it.
     reported: [u64; 2],
     power_mw: i64,
-    /// What the first one is assumed to compute meanwhile, by the reading before or because the card is busy.
+    /// What the first one is assumed to compute meanwhile, by the reading before or because the GPU is busy.
     guess: u64,
     /// Whether the reading reports that it computed nothing.
     is_idle: bool,
@@ -706,7 +706,7 @@ proptest! {
     fn a_job_reported_idle_pays_nothing_above_idle_while_others_compute(
         shifts in prop::collection::vec(shift(), 1..12)
     ) {
-        let mut ledger = CardLedger::default();
+        let mut ledger = GpuLedger::default();
         ledger.idle.configured_mw = Some(60_000);
         let (mut at_s, mut read_s, mut counter_uj) = (1, 1, 0i64);
         ledger.look(&Look {
@@ -715,7 +715,7 @@ proptest! {
             use_ns: Some(SECOND_NS),
             ..look(1, 100_000, &[claim(0, 0)])
         });
-        let active_uj = |ledger: &CardLedger| ledger.lines.get(&Some(0)).map_or(0, |line| line.active_uj);
+        let active_uj = |ledger: &GpuLedger| ledger.lines.get(&Some(0)).map_or(0, |line| line.active_uj);
         for shift in shifts {
             let before_uj = active_uj(&ledger);
             for others in &shift.others {

@@ -1,21 +1,21 @@
-//! The jobs, and which cards each of them holds.
+//! The jobs, and which GPUs each of them holds.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::deck::Deck;
 use crate::MISSING;
 use crate::attribute::JobMap;
-use crate::card_ledger::{Activity, Claim};
-use crate::gpu::{card, card::label, process};
+use crate::gpu::{device, device::label, process};
 use crate::gpu_holding::Holding;
+use crate::gpu_ledger::{Activity, Claim};
 
 #[derive(Default)]
 pub(super) struct Holders {
     /// What jobs were given.
     holdings: HashMap<u32, Vec<Holding>>,
-    /// Cards that processes of a job have had open.
+    /// GPUs that processes of a job have had open.
     pub opened: BTreeSet<(u32, usize)>,
-    /// When a job was last seen to compute on a card, in the last minutes.
+    /// When a job was last seen to compute on a GPU, in the last minutes.
     pub used_ns: BTreeMap<(u32, usize), i64>,
     /// When each job began.
     pub began_ns: HashMap<u32, i64>,
@@ -50,7 +50,7 @@ impl Holders {
         }
     }
 
-    /// A process of a job was seen on a card.
+    /// A process of a job was seen on a GPU.
     pub fn see(&mut self, slot: Option<u32>, index: usize, cells: &[i64], at_ns: i64) {
         if let Some(slot) = slot.filter(|_| cells[process::UTILIZATION] > 0) {
             self.used_ns.insert((slot, index), at_ns);
@@ -61,7 +61,7 @@ impl Holders {
         }
     }
 
-    /// Whether the job was given the card, and the source of that.
+    /// Whether the job was given the GPU, and the source of that.
     fn given(&self, deck: &Deck, slot: u32, index: usize) -> Option<&'static str> {
         // What is cut into parts is held by its parts.
         let holdings = self.holdings.get(&slot).filter(|_| !deck[index].has_parts)?;
@@ -69,12 +69,12 @@ impl Holders {
     }
 
     fn given_by(&self, deck: &Deck, holding: &Holding, slot: u32, index: usize) -> Option<&'static str> {
-        let card = &deck[index];
-        let named = || holding.includes(card.named(), deck.numbered_vendor());
-        if !holding.is_doubtful() || !deck.models_differ || card.labels[label::VENDOR] != "nvidia" {
+        let gpu = &deck[index];
+        let named = || holding.includes(gpu.named(), deck.numbered_vendor());
+        if !holding.is_doubtful() || !deck.models_differ || gpu.labels[label::VENDOR] != "nvidia" {
             return named().then_some(holding.source);
         }
-        // Which card a number means is known when the job has opened it.
+        // Which GPU a number means is known when the job has opened it.
         let mut opened = self.opened.range((slot, 0)..=(slot, usize::MAX));
         if opened.any(|&(_, opened)| deck[opened].labels[label::VENDOR] == "nvidia") {
             return self.opened.contains(&(slot, index)).then_some("CUDA_VISIBLE_DEVICES (as opened)");
@@ -100,9 +100,9 @@ impl Holders {
         inner.filter(move |&inner| self.is_within(Some(inner), slot))
     }
 
-    /// What jobs and others claim of one card or part.
+    /// What jobs and others claim of one GPU or part.
     pub fn claim(&self, deck: &Deck, index: usize, map: &JobMap, claims: &mut Vec<Claim>) {
-        let card = &deck[index];
+        let gpu = &deck[index];
         // Sorted by `who`, for a binary search.
         let mut by_who: BTreeMap<Option<u32>, Claim> = BTreeMap::new();
         let put =
@@ -115,11 +115,11 @@ impl Holders {
                     claim.activity = activity;
                 }
             };
-        for presence in &card.present {
+        for presence in &gpu.present {
             let open = presence.cells[process::OPEN] != 0;
             let is_idle = open && presence.cells[process::UTILIZATION] == 0;
             let activity = if is_idle { Activity::Idle } else { Activity::Active };
-            put(&mut by_who, presence.slot, card.activity(presence), u64::from(open), activity);
+            put(&mut by_who, presence.slot, gpu.activity(presence), u64::from(open), activity);
         }
         let is_given = |&slot: &u32| self.given(deck, slot, index).is_some();
         let given: Vec<u32> = map.slots().iter().copied().filter(is_given).collect();
@@ -135,19 +135,19 @@ impl Holders {
         claims.extend(by_who.into_values());
     }
 
-    /// Whether a job without a listed process on the card is known to have none there.
+    /// Whether a job without a listed process on the GPU is known to have none there.
     pub fn knows_who(&self, deck: &Deck, slot: u32, index: usize, at_ns: i64) -> bool {
-        let card = &deck[index];
-        // A driver that does not list the processes on the card does not say that there are none.
-        let is_listed = card.labels[label::VENDOR] != "nvidia"
-            || card.parent.is_some()
-            || card.cells[card::PROCESSES] != MISSING;
-        // Nor does a list from before the job began, nor an empty one while the card computes.
-        let age_ns = card.cells[card::LIST_AGE];
+        let gpu = &deck[index];
+        // A driver that does not list the processes on the GPU does not say that there are none.
+        let is_listed = gpu.labels[label::VENDOR] != "nvidia"
+            || gpu.parent.is_some()
+            || gpu.cells[device::PROCESSES] != MISSING;
+        // Nor does a list from before the job began, nor an empty one while the GPU computes.
+        let age_ns = gpu.cells[device::LIST_AGE];
         let is_old =
             age_ns != MISSING && self.began_ns.get(&slot).is_some_and(|&began_ns| at_ns - age_ns < began_ns);
-        let computes = card.cells[card::UTILIZATION] != MISSING && card.cells[card::UTILIZATION] > 0;
-        let is_explained = card.present.iter().any(|presence| presence.cells[process::OPEN] != 0);
+        let computes = gpu.cells[device::UTILIZATION] != MISSING && gpu.cells[device::UTILIZATION] > 0;
+        let is_explained = gpu.present.iter().any(|presence| presence.cells[process::OPEN] != 0);
         let is_behind = age_ns != MISSING && computes && !is_explained;
         is_listed && !is_old && !is_behind
     }

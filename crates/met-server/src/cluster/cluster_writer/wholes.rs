@@ -73,9 +73,9 @@ impl Wholes {
     /// over what Colmet says next.
     fn mark_unproven(&mut self) -> Result<(), StoreError> {
         for (manager, id) in self.log.unmarked()? {
-            let told = self.log.node_jobs(&manager, &id)?;
+            let reported = self.log.node_jobs(&manager, &id)?;
             let (claims, proven): (Vec<NodeJob>, Vec<NodeJob>) =
-                told.into_iter().partition(|job| is_of_colmet(&job.record));
+                reported.into_iter().partition(|job| is_of_colmet(&job.record));
             let proven: HashSet<JobKey> = proven.iter().map(whole_key).collect();
             let is_claimed =
                 |key: &JobKey| claims.iter().any(|job| whole_key(job) == *key) && !proven.contains(key);
@@ -217,30 +217,30 @@ impl Wholes {
         let summed = (2..=SUMMED_PARTS_MAX).contains(&parts.len()) || is_lost && parts.len() == 1;
         let mut job = whole(key, &parts);
         if let Some(job) = job.as_mut().filter(|job| summed && !job.state.is_live()) {
-            // Without its course, which an engine that is away may have, a job is still a job.
-            job.summaries = self.course_of(&parts).unwrap_or_default();
+            // Without its series, which an engine that is away may have, a job is still a job.
+            job.summaries = self.series_of(&parts).unwrap_or_default();
         }
         Ok(job.map(|job| (job, may_have_ended)))
     }
 
     /// The means and peaks of a job on several nodes.
-    fn course_of(&self, parts: &[(String, Record)]) -> Result<Summaries, StoreError> {
-        let mut courses = Vec::new();
+    fn series_of(&self, parts: &[(String, Record)]) -> Result<Summaries, StoreError> {
+        let mut all_series = Vec::new();
         for (node, record) in parts {
             let ms = |ns: Option<i64>, none: i64| ns.map_or(none, |ns| ns / 1_000_000);
             let (begin_ms, end_ms) = (ms(record.start_ns, i64::MIN), ms(record.end_ns, i64::MAX));
             let key = series_key(node, &record.key);
-            let mut course = self.writer.course_between(
+            let mut series = self.writer.series_of_job_between(
                 &key,
                 begin_ms.saturating_sub(60_000),
                 end_ms.saturating_add(60_000),
             )?;
             for (_, data) in self.log.waiting(node)? {
-                add_waiting(&data, &Subject::Job(record.key.clone()), &mut course);
+                add_waiting(&data, &Subject::Job(record.key.clone()), &mut series);
             }
-            courses.push(course);
+            all_series.push(series);
         }
-        Ok(together(&courses, self.gap_ms).summaries(self.gap_ms))
+        Ok(together(&all_series, self.gap_ms).summaries(self.gap_ms))
     }
 }
 

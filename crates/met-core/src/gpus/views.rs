@@ -1,22 +1,22 @@
-//! What is reported of cards: rows and reports of jobs, and the cards as they are now.
+//! What is reported of GPUs: rows and reports of jobs, and the GPUs as they are now.
 
 use super::processes::Presence;
 use std::collections::BTreeMap;
 
-use super::deck::Card;
+use super::deck::Gpu;
 use super::usage::Mean;
-use super::{Cards, GpuUseSince};
-use crate::card_ledger::Line;
+use super::{GpuUseSince, Gpus};
 use crate::detail_table::{GPU_MEMORY_FREE, GPU_MEMORY_TOTAL, GPU_UTILIZATION_MEMORY};
-use crate::gpu::{self, card, card::label, process};
+use crate::gpu::{self, device, device::label, process};
 use crate::gpu_idle_power::IdlePower;
+use crate::gpu_ledger::Line;
 use crate::job::{EnergySource, GpuUse, QualityKind};
 use crate::job_table::*;
 use crate::{MISSING, Subject};
 
-/// A card as it is now, for `met gpus`.
+/// A GPU as it is now, for `met gpus`.
 #[derive(Clone, Debug)]
-pub struct CardNow<'a> {
+pub struct GpuNow<'a> {
     pub labels: &'a [String],
     pub cells: &'a [i64],
     pub processes: Vec<(Subject, Option<u32>, i64, i64)>,
@@ -30,11 +30,11 @@ fn add(sum: &mut i64, cell: i64) {
     }
 }
 
-impl Cards {
-    /// Writes the job's sums over its cards into its row. A job without a card has none.
+impl Gpus {
+    /// Writes the job's sums over its GPUs into its row. A job without a GPU has none.
     pub fn fill(&self, slot: u32, cells: &mut [i64]) {
         let mut energy: Option<Line> = None;
-        let (mut cards, mut idle, mut power) = (0, 0, MISSING);
+        let (mut gpus, mut idle, mut power) = (0, 0, MISSING);
         let (mut utilization, mut memory, mut temperature) = (MISSING, MISSING, MISSING);
         let mut any = false;
         for (index, usage) in self.uses.of_slot(slot) {
@@ -46,21 +46,21 @@ impl Cards {
                 sum.idle_uj += line.idle_uj;
             }
             if usage.present {
-                cards += 1;
+                gpus += 1;
                 idle += i64::from(usage.time.since.idle_ns.is_some());
                 add(&mut utilization, usage.now_utilization);
                 add(&mut memory, usage.now_memory);
-                // Parts of one card have the job's part of it each.
+                // Parts of one GPU have the job's part of it each.
                 if self.uses.is_first_present(&self.deck, slot, index) {
                     add(&mut power, usage.now_power);
                 }
-                temperature = temperature.max(self.deck.cells_of(index)[card::TEMPERATURE]);
+                temperature = temperature.max(self.deck.cells_of(index)[device::TEMPERATURE]);
             }
         }
         if !any {
             return;
         }
-        (cells[GPUS], cells[GPUS_IDLE]) = (cards, idle);
+        (cells[GPUS], cells[GPUS_IDLE]) = (gpus, idle);
         (cells[GPU_UTILIZATION], cells[GPU_MEMORY]) = (utilization, memory);
         (cells[GPU_POWER], cells[GPU_TEMPERATURE]) = (power, temperature);
         if let Some(energy) = energy {
@@ -69,28 +69,28 @@ impl Cards {
         }
     }
 
-    /// Writes what holds for the job's cards as a whole, other jobs on them included, into its details.
+    /// Writes what holds for the job's GPUs as a whole, other jobs on them included, into its details.
     pub fn fill_details(&self, slot: u32, cells: &mut [i64]) {
         for (index, _) in self.uses.of_slot(slot).filter(|(_, usage)| usage.present) {
-            let of_card = self.deck.cells_of(index);
-            let (total, used) = (of_card[card::MEMORY_TOTAL], of_card[card::MEMORY_USED]);
+            let of_gpu = self.deck.cells_of(index);
+            let (total, used) = (of_gpu[device::MEMORY_TOTAL], of_gpu[device::MEMORY_USED]);
             add(&mut cells[GPU_MEMORY_TOTAL], total);
             if total != MISSING && used != MISSING {
                 add(&mut cells[GPU_MEMORY_FREE], (total - used).max(0));
             }
-            add(&mut cells[GPU_UTILIZATION_MEMORY], of_card[card::UTILIZATION_MEMORY]);
+            add(&mut cells[GPU_UTILIZATION_MEMORY], of_gpu[device::UTILIZATION_MEMORY]);
         }
     }
 
-    /// What the job did with each card so far, in the order of the cards.
+    /// What the job did with each GPU so far, in the order of the GPUs.
     pub fn uses_of(&self, slot: u32) -> Vec<GpuUse> {
         self.uses.of_slot(slot).map(|(index, _)| self.report(slot, index)).collect()
     }
 
     fn report(&self, slot: u32, index: usize) -> GpuUse {
-        let card = &self.deck[index];
+        let gpu = &self.deck[index];
         let usage = &self.uses.all[&(slot, index)];
-        // The parts of one card that a job holds are charged together, to the first of them.
+        // The parts of one GPU that a job holds are charged together, to the first of them.
         let line = match self.uses.owns_line(&self.deck, slot, index) {
             true => self.uses.line(&self.deck, &self.holders, slot, index),
             false => Line::default(),
@@ -100,30 +100,30 @@ impl Cards {
         let ratio = |mean: Mean| mean.get().map(|mean| mean / 1000.0);
         let counted = line.counted_uj > 0 && line.counted_uj / 9 >= line.total_uj() / 10;
         GpuUse {
-            uuid: card.labels[label::UUID].clone(),
+            uuid: gpu.labels[label::UUID].clone(),
             node: None,
-            index: card.labels[label::INDEX].clone(),
-            name: card.labels[label::NAME].clone(),
-            vendor: card.labels[label::VENDOR].clone(),
-            parent: Some(card.labels[label::PARENT].clone()).filter(|parent| !parent.is_empty()),
+            index: gpu.labels[label::INDEX].clone(),
+            name: gpu.labels[label::NAME].clone(),
+            vendor: gpu.labels[label::VENDOR].clone(),
+            parent: Some(gpu.labels[label::PARENT].clone()).filter(|parent| !parent.is_empty()),
             held_by: usage.held_by.clone(),
             held_since_ns: Some(usage.time.since.held_ns),
             idle_since_ns: usage.time.since.idle_ns,
-            lost_since_ns: (card.seen_ns < self.looked_ns).then_some(card.seen_unix_ns),
+            lost_since_ns: (gpu.seen_ns < self.looked_ns).then_some(gpu.seen_unix_ns),
             held_ns: usage.time.held_ns,
             paid_ns: usage.time.held_ns + usage.time.paid_early_ns,
             used_ns: usage.time.used_ns,
             known_ns: Some(usage.means.utilization.covered_ns),
             utilization: ratio(usage.means.utilization),
             // Of the same times as the job's: else a part may be more than the whole.
-            card_utilization: ratio(usage.means.card_utilization_beside)
-                .or_else(|| ratio(usage.means.card_utilization)),
+            gpu_utilization: ratio(usage.means.gpu_utilization_beside)
+                .or_else(|| ratio(usage.means.gpu_utilization)),
             encoder: ratio(usage.means.encoder),
             decoder: ratio(usage.means.decoder),
             copy: ratio(usage.means.copy),
             memory_mean_bytes: usage.means.memory.get(),
             memory_peak_bytes: usage.most.memory,
-            memory_total_bytes: card.cells.get(card::MEMORY_TOTAL).copied().and_then(known),
+            memory_total_bytes: gpu.cells.get(device::MEMORY_TOTAL).copied().and_then(known),
             energy_active_uj: line.active_uj as i64,
             energy_idle_uj: line.idle_uj as i64,
             energy_kind: (line.total_uj() > 0).then_some(match (line.shared, counted) {
@@ -135,7 +135,7 @@ impl Cards {
             energy_source: (line.total_uj() > 0).then(|| energy_source(&line)),
             idle_power_mw: idle.map(|(idle_mw, _)| idle_mw),
             idle_power_source: idle.map(|(_, source)| source.name().to_owned()),
-            card_power_mw: usage.means.power.get(),
+            gpu_power_mw: usage.means.power.get(),
             temperature_max_mc: usage.most.temperature,
             clock_mean_mhz: usage.means.clock.get(),
             clock_max_mhz: usage.most.clock,
@@ -154,37 +154,36 @@ impl Cards {
         }
     }
 
-    /// What is known of the idle power of each whole card, to be restored after a restart: its uuid, what was
+    /// What is known of the idle power of each whole GPU, to be restored after a restart: its uuid, what was
     /// learned, and the lowest power seen.
     pub fn idle_powers(&self) -> impl Iterator<Item = (&[String], Option<i64>, Option<i64>)> {
-        self.deck.cards.iter().filter(|card| card.parent.is_none()).map(|card| {
-            let IdlePower { learned_mw, lowest_mw, .. } = card.ledger.idle;
-            (card.labels.as_slice(), learned_mw, lowest_mw)
+        self.deck.gpus.iter().filter(|gpu| gpu.parent.is_none()).map(|gpu| {
+            let IdlePower { learned_mw, lowest_mw, .. } = gpu.ledger.idle;
+            (gpu.labels.as_slice(), learned_mw, lowest_mw)
         })
     }
 
     /// GPUs that jobs can be given, as of the last look: one that is cut into parts counts by its parts. `None` where
     /// none was met.
     pub fn count(&self) -> Option<i64> {
-        let is_given = |card: &&Card| card.seen_ns == self.looked_ns && !card.has_parts;
-        let count = self.deck.cards.iter().filter(is_given).count();
+        let is_given = |gpu: &&Gpu| gpu.seen_ns == self.looked_ns && !gpu.has_parts;
+        let count = self.deck.gpus.iter().filter(is_given).count();
         i64::try_from(count).ok().filter(|&count| count > 0)
     }
 
-    /// The cards that a job holds or uses, as read at the last look.
+    /// The GPUs that a job holds or uses, as read at the last look.
     pub fn in_use(&self) -> impl Iterator<Item = (&[String], &[i64])> {
         let latest_ns = self.looked_ns;
-        self.deck.cards.iter().enumerate().filter_map(move |(index, card)| {
+        self.deck.gpus.iter().enumerate().filter_map(move |(index, gpu)| {
             let is_used = || self.uses.all.iter().any(|((_, used), usage)| *used == index && usage.present);
-            (card.seen_ns == latest_ns && is_used())
-                .then_some((card.labels.as_slice(), card.cells.as_slice()))
+            (gpu.seen_ns == latest_ns && is_used()).then_some((gpu.labels.as_slice(), gpu.cells.as_slice()))
         })
     }
 
-    /// Who was charged what on all cards together up to now, provisionally in windows that are open.
+    /// Who was charged what on all GPUs together up to now, provisionally in windows that are open.
     pub fn charged(&self) -> BTreeMap<Option<u32>, (u64, u64)> {
         let mut sums = BTreeMap::<Option<u32>, (u64, u64)>::new();
-        for (who, line) in self.deck.cards.iter().flat_map(|card| card.ledger.charged()) {
+        for (who, line) in self.deck.gpus.iter().flat_map(|gpu| gpu.ledger.charged()) {
             let (active_uj, idle_uj) = sums.entry(who).or_default();
             *active_uj += line.active_uj;
             *idle_uj += line.idle_uj;
@@ -194,35 +193,33 @@ impl Cards {
 
     /// What a job was charged up to now, active and idle, without the jobs inside it: final if it leaves now.
     pub fn own_uj(&self, slot: u32) -> (u64, u64) {
-        let lines = self.deck.cards.iter().map(|card| card.ledger.line(Some(slot)));
+        let lines = self.deck.gpus.iter().map(|gpu| gpu.ledger.line(Some(slot)));
         lines.fold((0, 0), |sum, line| (sum.0 + line.active_uj, sum.1 + line.idle_uj))
     }
 
-    /// The last power of all cards, and their limit, as far as they report it.
+    /// The last power of all GPUs, and their limit, as far as they report it.
     pub fn power_mw(&self) -> (i64, i64) {
-        let whole =
-            self.deck.cards.iter().filter(|card| card.seen_ns == self.looked_ns && card.parent.is_none());
-        whole.fold((0, 0), |(drawn_mw, limit_mw), card| {
-            let known = |column: usize| card.cells[column].max(0);
-            (drawn_mw + known(card::POWER), limit_mw + known(card::POWER_LIMIT))
+        let whole = self.deck.gpus.iter().filter(|gpu| gpu.seen_ns == self.looked_ns && gpu.parent.is_none());
+        whole.fold((0, 0), |(drawn_mw, limit_mw), gpu| {
+            let known = |column: usize| gpu.cells[column].max(0);
+            (drawn_mw + known(device::POWER), limit_mw + known(device::POWER_LIMIT))
         })
     }
 
-    /// The cards as last read.
-    pub fn now(&self) -> impl Iterator<Item = CardNow<'_>> {
+    /// The GPUs as last read.
+    pub fn now(&self) -> impl Iterator<Item = GpuNow<'_>> {
         let latest_ns = self.looked_ns;
-        self.deck.cards.iter().enumerate().filter(move |(_, card)| card.seen_ns == latest_ns).map(
-            |(index, card)| {
+        self.deck.gpus.iter().enumerate().filter(move |(_, gpu)| gpu.seen_ns == latest_ns).map(
+            |(index, gpu)| {
                 let process = |presence: &Presence| {
                     let cells = &presence.cells;
                     (presence.subject, presence.slot, cells[process::MEMORY], cells[process::UTILIZATION])
                 };
-                let open = card.present.iter().filter(|presence| presence.cells[process::OPEN] != 0);
-                let holders =
-                    self.uses.all.iter().filter(|((_, card), usage)| *card == index && usage.present);
-                CardNow {
-                    labels: &card.labels,
-                    cells: &card.cells,
+                let open = gpu.present.iter().filter(|presence| presence.cells[process::OPEN] != 0);
+                let holders = self.uses.all.iter().filter(|((_, gpu), usage)| *gpu == index && usage.present);
+                GpuNow {
+                    labels: &gpu.labels,
+                    cells: &gpu.cells,
                     processes: open.map(process).collect(),
                     holders: holders.map(|((slot, _), usage)| (*slot, &usage.time.since)).collect(),
                 }

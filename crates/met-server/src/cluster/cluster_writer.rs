@@ -115,7 +115,7 @@ enum Order {
     Stop,
 }
 
-pub struct Keeper {
+pub struct ClusterWriter {
     orders: SyncSender<Order>,
     thread: Option<JoinHandle<()>>,
     latest: Latest,
@@ -123,10 +123,10 @@ pub struct Keeper {
     watching: Watching,
 }
 
-impl Keeper {
+impl ClusterWriter {
     /// Everything is as the last server left it when this returns, so the first reply is complete. Without
     /// space on the disk batches are refused until there is some.
-    pub fn start(plan: Plan) -> Result<Keeper, StoreError> {
+    pub fn start(plan: Plan) -> Result<ClusterWriter, StoreError> {
         let (latest, hub) = (Latest::default(), Arc::clone(&plan.hub));
         let work = match Work::open(plan.clone(), latest.clone()) {
             Err(error) if error.is_no_space() => Err(error),
@@ -140,7 +140,7 @@ impl Keeper {
         };
         let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(run);
         let thread = thread.map_err(|error| StoreError::Io { path: PathBuf::from("thread"), error })?;
-        Ok(Keeper { orders, thread: Some(thread), latest, hub, watching: Watching::default() })
+        Ok(ClusterWriter { orders, thread: Some(thread), latest, hub, watching: Watching::default() })
     }
 
     pub fn latest(&self) -> &Latest {
@@ -189,7 +189,7 @@ impl Keeper {
         let _ = self.orders.send(Order::Work(Box::new(work)));
     }
 
-    /// As [`Keeper::with_writer`], for one that cannot wait until there is room for the order.
+    /// As [`ClusterWriter::with_writer`], for one that cannot wait until there is room for the order.
     pub fn try_with_writer(
         &self,
         work: impl FnOnce(&mut Writer) -> Vec<Record> + Send + 'static,
@@ -305,8 +305,8 @@ impl Work {
 
     fn run(&mut self, orders: &Receiver<Order>) {
         loop {
-            let patience = self.next_look.saturating_duration_since(Instant::now());
-            let first = match orders.recv_timeout(patience) {
+            let timeout = self.next_look.saturating_duration_since(Instant::now());
+            let first = match orders.recv_timeout(timeout) {
                 Ok(order) => Some(order),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -409,15 +409,15 @@ impl Work {
         for Received { node, batch, .. } in group {
             self.wholes.latest.note_health(node, &batch.header.health);
             for piece in batch.pieces.iter().filter(|piece| piece.table == MACHINE.name) {
-                if let Some(course) = readable(piece, &MACHINE) {
-                    self.wholes.latest.learn_machine(node, &course);
+                if let Some(series) = readable(piece, &MACHINE) {
+                    self.wholes.latest.learn_machine(node, &series);
                 }
             }
             for piece in batch.pieces.iter().filter(|piece| piece.table == JOB.name) {
                 if let Subject::Job(key) = &piece.subject
-                    && let Some(course) = readable(piece, &JOB)
+                    && let Some(series) = readable(piece, &JOB)
                 {
-                    self.wholes.latest.learn(&series_key(node, key), &course);
+                    self.wholes.latest.learn(&series_key(node, key), &series);
                 }
             }
             for standing in &batch.interims {
@@ -500,5 +500,5 @@ fn arrived(incoming: &Incoming) -> Arrived<'_> {
 }
 
 #[cfg(test)]
-#[path = "keeper_tests.rs"]
+#[path = "cluster_writer_tests.rs"]
 pub(super) mod tests;

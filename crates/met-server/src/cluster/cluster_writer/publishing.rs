@@ -105,9 +105,9 @@ impl Publisher {
             let pieces = if self.bus.wants(Kind::Samples) { &batch.pieces[..] } else { &[] };
             for piece in pieces {
                 let table = met_sources::table(&piece.table);
-                if let Some(course) = table.and_then(|table| readable(piece, table)) {
+                if let Some(series) = table.and_then(|table| readable(piece, table)) {
                     let (node, subject) = (Some(node.clone()), piece.subject.clone());
-                    self.bus.publish(&Event::Samples(Arc::new(Samples { node, subject, course })));
+                    self.bus.publish(&Event::Samples(Arc::new(Samples { node, subject, series })));
                 }
             }
         }
@@ -147,9 +147,9 @@ mod tests {
 
     use met_core::job::{LOCAL, State};
     use met_sinks::sink::{Configured, Interest, Options, Sink, SinkError, SinkSpec};
-    use met_store::cluster::{Bearer, Log};
+    use met_store::cluster::{Log, TokenOwner};
 
-    use super::super::Keeper;
+    use super::super::ClusterWriter;
     use super::super::tests::{START_S, piece, plan, record, send};
     use super::*;
 
@@ -173,7 +173,7 @@ mod tests {
                 Event::Started(record) => format!("started {}", record.key.id),
                 Event::Ended(record) => format!("ended {} {}", record.key.id, record.state.name()),
                 Event::Samples(samples) => {
-                    format!("{} samples of {}", samples.course.len(), samples.node.as_deref().unwrap_or("?"))
+                    format!("{} samples of {}", samples.series.len(), samples.node.as_deref().unwrap_or("?"))
                 }
                 other => format!("{other:?}"),
             };
@@ -186,7 +186,7 @@ mod tests {
     /// A server with one node and a sink that writes to a file.
     fn enrolled(state: &Path) -> (Vec<Configured>, PathBuf) {
         let mut log = Log::open(state).unwrap();
-        log.enroll(&Bearer::Node("n1".to_owned()), b"n1", 1, false).unwrap();
+        log.enroll(&TokenOwner::Node("n1".to_owned()), b"n1", 1, false).unwrap();
         let path = state.join("events");
         let mut options = Options::default();
         options.set("path", vec![path.display().to_string()]);
@@ -197,25 +197,26 @@ mod tests {
     fn starts_ends_and_samples_are_published_once_and_after_a_restart_only_what_is_new() {
         let state = tempfile::tempdir().unwrap();
         let (sinks, path) = enrolled(state.path());
-        let begin =
-            || Keeper::start(super::super::Plan { sinks: sinks.clone(), ..plan(state.path()) }).unwrap();
+        let begin = || {
+            ClusterWriter::start(super::super::Plan { sinks: sinks.clone(), ..plan(state.path()) }).unwrap()
+        };
 
-        let keeper = begin();
+        let cluster_writer = begin();
         let running = record(LOCAL, "1", START_S, State::Running, 0);
         for _ in 0..2 {
             let pieces = vec![piece(&running.key, START_S, 10)];
-            send(&keeper, "n1", 1, vec![running.clone()], pieces).unwrap();
+            send(&cluster_writer, "n1", 1, vec![running.clone()], pieces).unwrap();
         }
         // A record that comes again as it was is no event, nor is one that still runs.
-        send(&keeper, "n1", 2, vec![running.clone()], Vec::new()).unwrap();
+        send(&cluster_writer, "n1", 2, vec![running.clone()], Vec::new()).unwrap();
         assert_eq!(SinksFile::read(state.path()).unwrap().sinks[0].name, "file");
-        keeper.stop();
+        cluster_writer.stop();
         assert!(SinksFile::read(state.path()).is_none(), "of a server that has ended");
-        let keeper = begin();
+        let cluster_writer = begin();
         let ended = record(LOCAL, "1", START_S, State::Finished, 20);
-        send(&keeper, "n1", 3, vec![ended.clone()], Vec::new()).unwrap();
-        send(&keeper, "n1", 4, vec![ended], Vec::new()).unwrap();
-        keeper.stop();
+        send(&cluster_writer, "n1", 3, vec![ended.clone()], Vec::new()).unwrap();
+        send(&cluster_writer, "n1", 4, vec![ended], Vec::new()).unwrap();
+        cluster_writer.stop();
         let published = std::fs::read_to_string(path).unwrap();
         assert_eq!(published, "started 1\n10 samples of n1\nended 1 finished\n");
     }
@@ -224,11 +225,12 @@ mod tests {
     fn a_short_job_is_published_as_its_samples_and_then_its_end() {
         let state = tempfile::tempdir().unwrap();
         let (sinks, path) = enrolled(state.path());
-        let keeper = Keeper::start(super::super::Plan { sinks, ..plan(state.path()) }).unwrap();
+        let cluster_writer =
+            ClusterWriter::start(super::super::Plan { sinks, ..plan(state.path()) }).unwrap();
         let ended = record(LOCAL, "1", START_S, State::Finished, 20);
         let pieces = vec![piece(&ended.key, START_S, 10)];
-        send(&keeper, "n1", 1, vec![ended], pieces).unwrap();
-        keeper.stop();
+        send(&cluster_writer, "n1", 1, vec![ended], pieces).unwrap();
+        cluster_writer.stop();
         assert_eq!(std::fs::read_to_string(path).unwrap(), "10 samples of n1\nended 1 finished\n");
     }
 
@@ -236,15 +238,16 @@ mod tests {
     fn a_job_that_its_scheduler_announced_starts_when_a_node_measures_it() {
         let state = tempfile::tempdir().unwrap();
         let (sinks, path) = enrolled(state.path());
-        let keeper = Keeper::start(super::super::Plan { sinks, ..plan(state.path()) }).unwrap();
+        let cluster_writer =
+            ClusterWriter::start(super::super::Plan { sinks, ..plan(state.path()) }).unwrap();
         let running = record("slurm", "7", START_S, State::Running, 0);
         let announced = Record::new(running.key.clone(), "job", running.state);
-        keeper.with_writer(move |writer| {
+        cluster_writer.with_writer(move |writer| {
             writer.put(&announced).unwrap();
             vec![announced]
         });
-        send(&keeper, "n1", 1, vec![running], Vec::new()).unwrap();
-        keeper.stop();
+        send(&cluster_writer, "n1", 1, vec![running], Vec::new()).unwrap();
+        cluster_writer.stop();
         assert_eq!(std::fs::read_to_string(path).unwrap(), "started 7\n");
     }
     static CLOSED: SinkSpec =
@@ -255,13 +258,14 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         enrolled(state.path());
         let sinks = vec![Configured { spec: &CLOSED, options: Options::default() }];
-        let keeper = Keeper::start(super::super::Plan { sinks, ..plan(state.path()) }).unwrap();
+        let cluster_writer =
+            ClusterWriter::start(super::super::Plan { sinks, ..plan(state.path()) }).unwrap();
         let ended = |id: u64| record(LOCAL, &id.to_string(), START_S, State::Finished, 20);
         // Its state is written with each batch, and counts those before at the latest.
         let mut sent = 0;
         let counted = loop {
             sent += 1;
-            send(&keeper, "n1", sent, vec![ended(sent)], Vec::new()).unwrap();
+            send(&cluster_writer, "n1", sent, vec![ended(sent)], Vec::new()).unwrap();
             let status = SinksFile::read(state.path()).unwrap().sinks.remove(0);
             if status.dropped_ends > 0 {
                 break status;
@@ -270,6 +274,6 @@ mod tests {
         };
         assert!(counted.dropped_ends <= sent && counted.delivered == 0, "{counted:?}");
         assert_eq!((counted.failed, counted.last_error.as_deref()), (1, Some("closed")));
-        keeper.stop();
+        cluster_writer.stop();
     }
 }

@@ -1,4 +1,4 @@
-//! The cards of a machine and what each job did with them: who uses them, who holds them, whose energy
+//! The GPUs of a machine and what each job did with them: who uses them, who holds them, whose energy
 //! it was.
 
 mod charging;
@@ -12,24 +12,24 @@ use self::deck::Deck;
 use self::holders::Holders;
 use self::processes::{Presence, Processes};
 use self::usage::{Seen, Use, Uses};
-pub use self::views::CardNow;
+pub use self::views::GpuNow;
 use crate::attribute::JobMap;
-use crate::gpu::{card, process};
+use crate::gpu::{device, process};
 use crate::gpu_holding::Holding;
 use crate::gpu_idle_power::{IdlePower, IdleRules};
 use crate::job::{GpuUse, HeldBy};
 use crate::{Batch, MISSING};
 
-/// The rows of one source: its two batches and the labels of its cards.
+/// The rows of one source: its two batches and the labels of its GPUs.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
-    pub cards: &'a Batch,
+    pub gpus: &'a Batch,
     pub processes: &'a Batch,
     pub labels: &'a [Vec<String>],
 }
 
 #[derive(Default)]
-pub struct Cards {
+pub struct Gpus {
     deck: Deck,
     processes: Processes,
     holders: Holders,
@@ -40,7 +40,7 @@ pub struct Cards {
     gap_ns: Option<i64>,
 }
 
-/// Since when a job holds a card, and since when it does nothing with it. Unix nanoseconds.
+/// Since when a job holds a GPU, and since when it does nothing with it. Unix nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuUseSince {
     pub held_ns: i64,
@@ -52,9 +52,9 @@ const REMEMBERED_NS: i64 = 180_000_000_000;
 /// A longer span between two looks is a gap, not a time in which a level held.
 const GAP_NS: i64 = 60_000_000_000;
 
-impl Cards {
+impl Gpus {
     pub fn is_empty(&self) -> bool {
-        self.deck.cards.is_empty()
+        self.deck.gpus.is_empty()
     }
 
     /// What a job was given. Nothing: it is not known, so it holds what it has open.
@@ -71,18 +71,18 @@ impl Cards {
         self.gap_ns.unwrap_or(GAP_NS)
     }
 
-    /// A job begins: what cards used before is not its.
+    /// A job begins: what GPUs used before is not its.
     pub fn join(&mut self, slot: u32, at_ns: i64) {
         self.holders.join(slot, at_ns);
     }
 
     /// There is no look until the next job begins.
     pub fn pause(&mut self) {
-        self.deck.cards.iter_mut().for_each(|card| card.ledger.pause());
+        self.deck.gpus.iter_mut().for_each(|gpu| gpu.ledger.pause());
         self.uses.all.values_mut().for_each(|usage| usage.time.last_ns = None);
     }
 
-    /// Whether a job has to do with a card.
+    /// Whether a job has to do with a GPU.
     pub fn has_any(&self, slot: u32) -> bool {
         self.uses.of_slot(slot).next().is_some()
     }
@@ -92,7 +92,7 @@ impl Cards {
         self.deck.idle_rules = rules;
     }
 
-    /// What an earlier process learned about the idle power of a card.
+    /// What an earlier process learned about the idle power of a GPU.
     pub fn recall_idle(&mut self, uuid: String, learned_mw: Option<i64>, lowest_mw: Option<i64>) {
         self.deck.idle_before.insert(uuid, IdlePower::recalled(learned_mw, lowest_mw));
     }
@@ -100,20 +100,20 @@ impl Cards {
     /// Takes in what was read at `at_ns`; `unix_offset_ns` makes it unix time.
     pub fn look(&mut self, rows: &[Rows<'_>], map: &JobMap, at_ns: i64, unix_offset_ns: i64) {
         self.looked_ns = at_ns;
-        self.deck.cards.iter_mut().for_each(|card| card.present.clear());
+        self.deck.gpus.iter_mut().for_each(|gpu| gpu.present.clear());
         self.holders.nest(map);
         for rows in rows {
             self.meet(rows, map, at_ns);
         }
         self.processes.forget_old(at_ns);
         self.holders.used_ns.retain(|_, seen_ns| at_ns - *seen_ns < REMEMBERED_NS);
-        for index in 0..self.deck.cards.len() {
-            // A card may be cut into parts, and made whole again, at any time.
+        for index in 0..self.deck.gpus.len() {
+            // A GPU may be cut into parts, and made whole again, at any time.
             let has_parts = self.deck.parts(index, at_ns).next().is_some();
             self.deck[index].has_parts = has_parts;
         }
         let times_ns = (at_ns, self.gap_ns());
-        for index in 0..self.deck.cards.len() {
+        for index in 0..self.deck.gpus.len() {
             if self.deck[index].seen_ns == at_ns {
                 self.deck[index].seen_unix_ns = at_ns + unix_offset_ns;
                 if self.deck[index].parent.is_none() {
@@ -121,9 +121,9 @@ impl Cards {
                 }
                 self.follow(index, map, at_ns, unix_offset_ns);
             } else {
-                // A lost card is a gap in the figures of the jobs that hold it.
+                // A lost GPU is a gap in the figures of the jobs that hold it.
                 self.deck[index].ledger.pause();
-                for usage in self.uses.of_card(index) {
+                for usage in self.uses.of_gpu(index) {
                     usage.lost_it |= usage.present;
                     usage.pause();
                 }
@@ -134,15 +134,15 @@ impl Cards {
 
     fn meet(&mut self, rows: &Rows<'_>, map: &JobMap, at_ns: i64) {
         let mut positions = vec![None; rows.labels.len()];
-        for (row, cells) in rows.cards.rows() {
+        for (row, cells) in rows.gpus.rows() {
             let Some(labels) = rows.labels.get(row.part as usize) else { continue };
             let is_used = |index: usize| {
                 let mut used = self.uses.all.keys().chain(&self.holders.opened);
                 used.any(|&(_, used)| used == index)
             };
             let index = self.deck.meet(labels, at_ns, is_used);
-            if card::is_lost(cells) {
-                let had_it = self.uses.of_card(index).filter(|usage| usage.present || usage.lost_it);
+            if device::is_lost(cells) {
+                let had_it = self.uses.of_gpu(index).filter(|usage| usage.present || usage.lost_it);
                 had_it.for_each(|usage| usage.errors.count_faults(cells));
                 continue;
             }
@@ -169,7 +169,7 @@ impl Cards {
                 continue;
             };
             let power = charging::power_share(&self.deck, &self.holders, slot, index);
-            // A job that is first seen with a card now had it before it was seen, and is charged for that.
+            // A job that is first seen with a GPU now had it before it was seen, and is charged for that.
             let began_ns = self.holders.began_ns.get(&slot).copied().unwrap_or(i64::MAX);
             let paid_since_ns = self.deck[self.deck.whole(index)].open_since_ns.max(began_ns);
             let first = || Use::new(seen.unix_ns, (at_ns - paid_since_ns).max(0));
@@ -180,11 +180,11 @@ impl Cards {
         }
     }
 
-    /// What a job, with the jobs inside it, has of a card; nothing if it neither holds nor uses it.
+    /// What a job, with the jobs inside it, has of a GPU; nothing if it neither holds nor uses it.
     fn seen(&self, slot: u32, index: usize, at_ns: i64, unix_offset_ns: i64) -> Option<(HeldBy, Seen)> {
-        let card = &self.deck[index];
+        let gpu = &self.deck[index];
         let held_by = self.holders.held_by(&self.deck, slot, index);
-        let own = || card.present.iter().filter(|presence| self.holders.is_within(presence.slot, slot));
+        let own = || gpu.present.iter().filter(|presence| self.holders.is_within(presence.slot, slot));
         let open = own().any(|presence| presence.cells[process::OPEN] != 0);
         if held_by.is_none() && !open {
             return None;
@@ -197,11 +197,10 @@ impl Cards {
             presence.cells[process::OPEN] != 0 && presence.cells[process::MEMORY] == MISSING
         };
         let knows_who = self.holders.knows_who(&self.deck, slot, index, at_ns);
-        // A job alone on a card does all its computing: use by process is reported later, and for short times.
-        let is_alone =
-            open && card.present.iter().all(|presence| self.holders.is_within(presence.slot, slot));
+        // A job alone on a GPU does all its computing: use by process is reported later, and for short times.
+        let is_alone = open && gpu.present.iter().all(|presence| self.holders.is_within(presence.slot, slot));
         let utilization = match sum(process::UTILIZATION) {
-            _ if is_alone && card.cells[card::UTILIZATION] != MISSING => card.cells[card::UTILIZATION],
+            _ if is_alone && gpu.cells[device::UTILIZATION] != MISSING => gpu.cells[device::UTILIZATION],
             Some(utilization) => utilization.min(1000),
             None if !open && knows_who => 0,
             None => MISSING,
@@ -238,5 +237,5 @@ impl Cards {
 }
 
 #[cfg(test)]
-#[path = "cards_tests.rs"]
+#[path = "gpus_tests.rs"]
 mod tests;

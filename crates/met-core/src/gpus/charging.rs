@@ -1,19 +1,19 @@
-//! Whose the energy of a card is: what each job claims of it at a look.
+//! Whose the energy of a GPU is: what each job claims of it at a look.
 
-use super::deck::{Card, Deck};
+use super::deck::{Deck, Gpu};
 use super::holders::Holders;
 use super::processes::{Presence, Processes};
 use crate::MISSING;
 use crate::attribute::JobMap;
-use crate::card_ledger::{Activity, Claim, Look};
-use crate::gpu::{card, process};
+use crate::gpu::{device, process};
+use crate::gpu_ledger::{Activity, Claim, Look};
 
 /// A slice in the units in which parts are shared.
 const SLICE: u64 = 5040;
-/// Noise in a card's utilisation: unexplained computing below this is unassigned.
+/// Noise in a GPU's utilisation: unexplained computing below this is unassigned.
 const NOISE_THOUSANDTHS: u64 = 50;
 
-/// Splits the card's energy among those who use and hold it, or who use and hold its parts.
+/// Splits the GPU's energy among those who use and hold it, or who use and hold its parts.
 pub(super) fn charge(
     deck: &mut Deck,
     holders: &Holders,
@@ -33,12 +33,12 @@ pub(super) fn charge(
     for part in deck.parts(index, at_ns) {
         let first = claims.len();
         holders.claim(deck, part, map, &mut claims);
-        share_slices(&mut claims[first..], deck[part].cells[card::SLICES].max(1) as u64);
+        share_slices(&mut claims[first..], deck[part].cells[device::SLICES].max(1) as u64);
     }
-    let card = &mut deck[index];
-    let read_ns = |column: usize| (card.cells[column] != MISSING).then(|| at_ns - card.cells[column]);
-    let (pass_ns, use_ns) = (read_ns(card::PASS_AGE), read_ns(card::USE_AGE));
-    let use_before_ns = card.ledger.use_read_ns();
+    let gpu = &mut deck[index];
+    let read_ns = |column: usize| (gpu.cells[column] != MISSING).then(|| at_ns - gpu.cells[column]);
+    let (pass_ns, use_ns) = (read_ns(device::PASS_AGE), read_ns(device::USE_AGE));
+    let use_before_ns = gpu.ledger.use_read_ns();
     if use_ns.is_some_and(|use_ns| use_ns > use_before_ns) {
         // Of a job that had a process since the reading before that is gone now, what the others did is not all.
         for claim in claims.iter_mut().filter(|claim| claim.activity == Activity::Idle) {
@@ -47,26 +47,26 @@ pub(super) fn charge(
             }
         }
     }
-    card.ledger.look(&Look {
+    gpu.ledger.look(&Look {
         at_ns,
-        power_mw: card.cells[card::POWER],
-        power_limit_mw: card.cells[card::POWER_LIMIT],
-        utilization: card.cells[card::UTILIZATION],
+        power_mw: gpu.cells[device::POWER],
+        power_limit_mw: gpu.cells[device::POWER_LIMIT],
+        utilization: gpu.cells[device::UTILIZATION],
         pass_ns,
-        counter_uj: card.cells[card::ENERGY],
+        counter_uj: gpu.cells[device::ENERGY],
         use_ns,
         claims: &claims,
         unseen,
-        slices: if card.has_parts { card.cells[card::SLICES].max(0) as u64 * SLICE } else { 0 },
+        slices: if gpu.has_parts { gpu.cells[device::SLICES].max(0) as u64 * SLICE } else { 0 },
         joined: &holders.joined,
         gap_ns,
     });
     let sum = |of: fn(&Claim) -> u64| claims.iter().map(of).sum::<u64>();
-    card.claimed = (sum(|claim| claim.active), sum(|claim| claim.held));
-    card.claims = claims;
+    gpu.claimed = (sum(|claim| claim.active), sum(|claim| claim.held));
+    gpu.claims = claims;
 }
 
-/// What a card computes while no process has it open is of the job that alone holds it and computed there lately: of
+/// What a GPU computes while no process has it open is of the job that alone holds it and computed there lately: of
 /// processes that come and go between two lists. Whether there is such a job.
 fn adopt_unseen(holders: &Holders, index: usize, claims: &mut Vec<Claim>) -> bool {
     let mut holding = claims.iter().filter(|claim| claim.held > 0).filter_map(|claim| claim.who);
@@ -80,16 +80,16 @@ fn adopt_unseen(holders: &Holders, index: usize, claims: &mut Vec<Claim>) -> boo
     true
 }
 
-/// The job's part of the card's power at this moment.
+/// The job's part of the GPU's power at this moment.
 pub(super) fn power_share(deck: &Deck, holders: &Holders, slot: u32, index: usize) -> i64 {
-    let card = &deck[deck.whole(index)];
-    let power_mw = card.cells[card::POWER];
+    let gpu = &deck[deck.whole(index)];
+    let power_mw = gpu.cells[device::POWER];
     if power_mw == MISSING {
         return MISSING;
     }
     // Most jobs have one claim at most.
-    let claims = &card.claims;
-    let alone = holders.outer.is_empty() && !card.has_parts;
+    let claims = &gpu.claims;
+    let alone = holders.outer.is_empty() && !gpu.has_parts;
     let found = claims.binary_search_by_key(&Some(slot), |claim| claim.who).ok().filter(|_| alone);
     let mine = match (alone, found) {
         (true, found) => found.map_or(&[][..], |at| &claims[at..=at]),
@@ -98,19 +98,19 @@ pub(super) fn power_share(deck: &Deck, holders: &Holders, slot: u32, index: usiz
     let own = |of: fn(&Claim) -> u64| {
         mine.iter().filter(|claim| holders.is_within(claim.who, slot)).map(of).sum::<u64>() as f64
     };
-    let (active, held) = (card.claimed.0 as f64, card.claimed.1.max(1) as f64);
+    let (active, held) = (gpu.claimed.0 as f64, gpu.claimed.1.max(1) as f64);
     let power = power_mw as f64;
-    let idle = if active > 0.0 { card.ledger.idle_mw().unwrap_or(0) as f64 } else { power }.min(power);
+    let idle = if active > 0.0 { gpu.ledger.idle_mw().unwrap_or(0) as f64 } else { power }.min(power);
     let busy = if active > 0.0 { (power - idle) * own(|claim| claim.active) / active } else { 0.0 };
-    let slices = if card.has_parts { (card.cells[card::SLICES].max(1) * SLICE as i64) as f64 } else { held };
+    let slices = if gpu.has_parts { (gpu.cells[device::SLICES].max(1) * SLICE as i64) as f64 } else { held };
     (busy + idle * own(|claim| claim.held) / slices.max(held)).round() as i64
 }
 
-impl Card {
-    /// The card computes, but none of the jobs with known activity do: the energy does not belong to mere holders.
+impl Gpu {
+    /// The GPU computes, but none of the jobs with known activity do: the energy does not belong to mere holders.
     /// Returns whether no known job could have computed.
     fn claim_unseen(&self, claims: &mut Vec<Claim>) -> bool {
-        let Ok(busy) = u64::try_from(self.cells[card::UTILIZATION]) else { return false };
+        let Ok(busy) = u64::try_from(self.cells[device::UTILIZATION]) else { return false };
         let active: u64 = claims.iter().map(|claim| claim.active).sum();
         let open = || self.present.iter().filter(|presence| presence.cells[process::OPEN] != 0);
         let all_known = || open().all(|presence| presence.cells[process::UTILIZATION] != MISSING);
@@ -128,7 +128,7 @@ impl Card {
         false
     }
 
-    /// How much a process computed, compared with the others on the card.
+    /// How much a process computed, compared with the others on the GPU.
     pub(super) fn activity(&self, presence: &Presence) -> u64 {
         let open = presence.cells[process::OPEN] != 0;
         let known = self.present.iter().map(|other| other.cells[process::UTILIZATION]);
@@ -141,9 +141,9 @@ impl Card {
         match presence.cells[process::UTILIZATION] {
             // Here it does not depend on when they came: what others do not report is theirs.
             MISSING
-                if count > 0 && open && self.hides_others() && self.cells[card::UTILIZATION] != MISSING =>
+                if count > 0 && open && self.hides_others() && self.cells[device::UTILIZATION] != MISSING =>
             {
-                let rest = self.cells[card::UTILIZATION].saturating_sub(sum);
+                let rest = self.cells[device::UTILIZATION].saturating_sub(sum);
                 let unknown = self.present.iter().filter(is_unknown).count().max(1) as i64;
                 return u64::try_from(rest / unknown).unwrap_or(0);
             }
@@ -155,8 +155,8 @@ impl Card {
             MISSING => {}
             used => return u64::try_from(used).unwrap_or(0),
         }
-        // They cannot be separated: if the card computes, or does not say, they share its energy.
-        u64::from(open && self.cells[card::UTILIZATION] != 0)
+        // They cannot be separated: if the GPU computes, or does not say, they share its energy.
+        u64::from(open && self.cells[device::UTILIZATION] != 0)
     }
 }
 

@@ -1,10 +1,10 @@
-//! The program with a card that a script plays, in folders of its own.
+//! The program with a GPU that a script plays, in folders of its own.
 
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-pub const CARD: &str = "card 0 uuid=GPU-a name=Fake power=300000 util=90 memory=30 total=80 temperature=61\n";
+pub const GPU: &str = "card 0 uuid=GPU-a name=Fake power=300000 util=90 memory=30 total=80 temperature=61\n";
 
 pub struct Machine {
     pub folder: tempfile::TempDir,

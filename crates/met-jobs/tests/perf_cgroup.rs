@@ -11,7 +11,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use met_host::Host;
-use met_jobs::perf_cgroup::Shadow;
+use met_jobs::perf_cgroup::PerfCgroup;
 use met_sources::perf::{self, Begin, Counters};
 
 /// A job of a v1 manager, ended with this value.
@@ -71,27 +71,27 @@ fn a_job_that_forks_is_moved_as_a_whole_counted_and_left_as_it_was() {
         assert!(begin.elapsed() < Duration::from_secs(20), "the job did not start");
     }
     let host = Host::real().unwrap();
-    let name = format!("{}{}", Shadow::PREFIX, std::process::id());
-    let made = Shadow::make(&host, &name, job.child.id(), || job.pids().into_iter().collect());
-    let shadow = match made {
-        Ok(shadow) => shadow,
+    let name = format!("{}{}", PerfCgroup::PREFIX, std::process::id());
+    let made = PerfCgroup::make(&host, &name, job.child.id(), || job.pids().into_iter().collect());
+    let perf_cgroup = match made {
+        Ok(perf_cgroup) => perf_cgroup,
         Err(error) => {
             met_core::skipped::skipped(format!("no v2 directory can be made: {error}"));
             return;
         }
     };
-    assert!(shadow.is_complete());
+    assert!(perf_cgroup.is_complete());
     // Both lists change all the time, and an exiting process stays longer in one of them: none may stay outside.
     let mut outside = job.pids();
     let begin = Instant::now();
     while !outside.is_empty() {
         assert!(begin.elapsed() < Duration::from_secs(20), "left outside: {outside:?}");
-        let inside = pids(shadow.path());
+        let inside = pids(perf_cgroup.path());
         let living = job.pids();
         outside.retain(|pid| living.contains(pid) && !inside.contains(pid));
     }
 
-    let dir = host.cgroup_dir(shadow.path()).unwrap();
+    let dir = host.cgroup_dir(perf_cgroup.path()).unwrap();
     let events = perf::events(&host, &["page_faults".to_owned()]).unwrap();
     let (counters, refused) = Counters::of_cgroup(
         dir.descriptor().unwrap().as_fd(),
@@ -109,10 +109,10 @@ fn a_job_that_forks_is_moved_as_a_whole_counted_and_left_as_it_was() {
         met_core::skipped::skipped(format!("the counters of a cgroup are refused: {refused:?}"));
     }
 
-    let path = shadow.path().to_path_buf();
+    let path = perf_cgroup.path().to_path_buf();
     // As after a daemon that was killed.
-    std::mem::forget(shadow);
-    Shadow::remove(&path);
+    std::mem::forget(perf_cgroup);
+    PerfCgroup::remove(&path);
     let begin = Instant::now();
     while path.exists() {
         assert!(begin.elapsed() < Duration::from_secs(10), "the directory is left behind");
