@@ -283,9 +283,9 @@ mod tests {
             Find        own all all  | all - - all
             FindAfter   own all all  | all - - all
             FindOf      own all all  | all - - all
-            Course      own all all  | all - - all
+            Series      own all all  | all - - all
             JobSeries   own all all  | all - - all
-            CardCourse  own all all  | all - - all
+            GpuSeries   own all all  | all - - all
             Remove      own own all  | all - - all
             Memberships own all all  | all - - all
             Sums        own all all  | all - - all
@@ -295,7 +295,7 @@ mod tests {
             Queues      own all all  | all - - all
             Watch       own all all  | all - - all
             NodeParts   all all all  | all - - all
-            NodeCourse  all all all  | all - - all
+            NodePartSeries all all all  | all - - all
             Nodes       all all all  | all - - all
             Factors     all all all  | all - - all
             Energy      all all all  | all - - all
@@ -304,7 +304,7 @@ mod tests {
             Correct     - - all      | all - - all
             Configure   - - all      | all - - all
             Stop        - - all      | all - - all
-            NodeCourses - - -        | - - - -
+            NodeSeries  - - -        | - - - -
         "#]]
         .assert_eq(&text);
     }
