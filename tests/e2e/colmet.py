@@ -14,7 +14,7 @@ import subprocess
 import time
 import urllib.request
 
-from cards import played
+from gpus import played
 from discovery import Manager
 from harness import Skip, check, equal, eventually, need_root, test
 from prometheus import HERE, free_port

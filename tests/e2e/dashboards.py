@@ -17,7 +17,7 @@ import time
 import urllib.parse
 
 from api import Asked
-from cards import played
+from gpus import played
 from cluster import cluster
 from harness import Skip, check, equal, eventually, need_root, test
 from otlp import python

@@ -14,7 +14,7 @@ import socket
 import time
 
 from api import Asked
-from cards import played
+from gpus import played
 from cluster import Machine, all_the_same, cluster, fill, small_disk
 from harness import check, equal, eventually, test
 from kernel import replace_file

@@ -1,4 +1,4 @@
-"""Cards of jobs that others start, on a machine whose NVIDIA library plays a script."""
+"""GPUs of jobs that others start, on a machine whose NVIDIA library plays a script."""
 
 import contextlib
 import glob

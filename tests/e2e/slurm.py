@@ -8,7 +8,7 @@ import pwd
 import re
 import socket
 
-import cards
+import gpus
 from accounting import CPU_SHARE, truth
 from harness import DEADLINE_S, Failed, Ground, Skip, alive, check, close_to, equal, eventually, test
 from pages import BROWSER_S, Browser
@@ -139,7 +139,7 @@ def a_time_limit_that_is_changed_while_a_slurm_job_runs_is_kept_with_its_time(wo
 def a_slurm_job_holds_the_card_that_it_was_given_and_does_not_use(world):
     if not os.path.exists(GROUND.path("dev/nvidia1")):
         raise Skip("no device file can be made")
-    user = watched(world, f"gpu:\n  nvml: {cards.played(world)}\n")
+    user = watched(world, f"gpu:\n  nvml: {gpus.played(world)}\n")
     held = dict.fromkeys(submit(user, "sleep", 1000, options=("--gres=gpu:1",)) for _ in range(2))
     for job in held:
         gpu, = eventually(lambda: (seen := shown(world, job)) and seen["gpus"], f"job {job} holds a card")
