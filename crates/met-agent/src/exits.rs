@@ -48,7 +48,7 @@ pub struct Departures {
 #[derive(Clone, Copy)]
 struct Member {
     slot: u32,
-    cluster_writer: bool,
+    supervisor: bool,
     start_ticks: u64,
 }
 
@@ -305,7 +305,7 @@ impl Strangers {
 fn members(targets: &Targets, map: &JobMap) -> FastMap<u32, Member> {
     let member = |&TaskTarget { pid, start_ticks, role, .. }: &TaskTarget| {
         let slot = map.owner(Subject::Task { pid, start_ticks })?;
-        Some((pid, Member { slot, cluster_writer: role == TaskRole::ClusterWriter, start_ticks }))
+        Some((pid, Member { slot, supervisor: role == TaskRole::Supervisor, start_ticks }))
     };
     targets.tasks.iter().filter_map(member).collect()
 }
@@ -348,8 +348,8 @@ impl Living for View<'_> {
         })
     }
 
-    fn is_cluster_writer(&self, exit: &Exit) -> bool {
-        self.ended_member(exit).is_some_and(|member| member.cluster_writer)
+    fn is_supervisor(&self, exit: &Exit) -> bool {
+        self.ended_member(exit).is_some_and(|member| member.supervisor)
     }
 
     fn now_s(&self) -> i64 {
@@ -365,7 +365,7 @@ impl Living for View<'_> {
     }
 
     fn reaps(&mut self, pid: u32) -> bool {
-        if self.member(pid).is_some_and(|member| member.cluster_writer) {
+        if self.member(pid).is_some_and(|member| member.supervisor) {
             return true;
         }
         self.reaping.ask(self.host, pid)
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_the_number_of_another_is_reported_from_it() {
+    fn a_process_that_has_the_number_of_another_is_distinguished_from_it() {
         const SECOND_NS: i64 = 1_000_000_000;
         // Booted at 1000, up for 500 seconds of which it slept 100.
         let clocks = Clocks {

@@ -141,7 +141,7 @@ impl Sampler {
         let local = record.local.as_ref()?;
         self.membership.next_slot += 1;
         let now_ns = clock::boottime_ns();
-        let first = spec.cluster_writer.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
+        let first = spec.supervisor.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
         let ns_per_tick = 1_000_000_000 / self.host.facts().ticks_per_second;
         let first_ns = first.and_then(|ticks| i64::try_from(ticks).ok()?.checked_mul(ns_per_tick));
         let made_ns = record.start_ns.map(|start_ns| start_ns - clock::unix_offset_ns());

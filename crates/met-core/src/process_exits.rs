@@ -120,7 +120,7 @@ pub trait Living {
     /// The same of one that is over, and not of another that has its number since.
     fn job_of_ended(&self, exit: &Exit) -> Option<u32>;
     /// A supervisor: what it did itself is not the job's.
-    fn is_cluster_writer(&self, exit: &Exit) -> bool;
+    fn is_supervisor(&self, exit: &Exit) -> bool;
     fn outer(&self, job: u32) -> Option<u32>;
     /// Whether it waits for its children: one that ignores SIGCHLD does not, and nobody takes them over.
     fn reaps(&mut self, pid: u32) -> bool;
@@ -294,7 +294,7 @@ impl ExitLedger {
         let born = self.born.remove(&exit.pid).filter(|noted| noted.fits(begin_s)).map(|noted| noted.what);
         // Nobody told of its birth: its parent says whose it is, if it is not a supervisor.
         let job = seen.or(born).or(parent_job)?;
-        if is_first && living.is_cluster_writer(exit) {
+        if is_first && living.is_supervisor(exit) {
             return None;
         }
         add(&mut whole, &exit.inherited);

@@ -8,7 +8,7 @@ use super::*;
 struct World {
     jobs: HashMap<u32, u32>,
     listed: HashSet<u32>,
-    keepers: HashSet<u32>,
+    supervisors: HashSet<u32>,
     outer: HashMap<u32, u32>,
     ignoring: HashSet<u32>,
     now_s: i64,
@@ -24,8 +24,8 @@ impl Living for World {
     fn is_listed(&self, exit: &Exit) -> bool {
         self.listed.contains(&exit.pid)
     }
-    fn is_cluster_writer(&self, exit: &Exit) -> bool {
-        self.keepers.contains(&exit.pid)
+    fn is_supervisor(&self, exit: &Exit) -> bool {
+        self.supervisors.contains(&exit.pid)
     }
     fn now_s(&self) -> i64 {
         self.now_s
@@ -118,7 +118,7 @@ fn a_zombie_is_not_counted_beside_what_it_still_shows() {
 #[test]
 fn a_supervisor_is_no_process_of_its_job_and_shows_whom_it_reaped() {
     let (mut ledger, mut world) = world(&[9, 10]);
-    world.keepers.insert(9);
+    world.supervisors.insert(9);
     ledger.enter(&[], &[exit(10, 9, 7), exit(9, 1, 50)], &mut world, |_, _| {});
     assert_eq!(gone(&ledger, 1), (0, 7, 1));
 }

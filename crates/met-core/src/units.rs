@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn little_is_reported_from_nothing() {
+    fn little_is_distinguished_from_nothing() {
         let values = [0.0, 0.000_03, 0.000_3, 0.000_96, 0.003_76, 0.009_6, 8.0];
         assert_eq!(values.map(cores), ["0", "<0.0001", "0.0003", "0.001", "0.004", "0.01", "8"]);
         assert_eq!([0.0, 0.0001].map(watts), ["0.00 W", "0.0001 W"]);
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration_is_reported_what_is() {
+    fn a_bad_duration_gets_an_example() {
         let error = |text| parse_duration(text).unwrap_err().to_string();
         assert_eq!(error("10"), "\"10\" has no unit; write 10s, 10ms or 10m");
         assert_eq!(error("10x"), "\"10x\" is not a duration; write 1s, 500ms or 2m");
@@ -649,7 +649,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_moment_is_reported_what_is() {
+    fn a_bad_moment_gets_an_example() {
         for text in ["", "10", "tomorrow", "2026-13-01", "99999-01-01", "2026-01-14T25:00"] {
             let error = parse_since(text, 0, &TimeZone::UTC).unwrap_err().to_string();
             assert!(error.contains("write 2h, 7d, today"), "{text}: {error}");

@@ -84,5 +84,5 @@ pub enum TaskRole {
     /// A process of a job: all it did counts.
     Member,
     /// A job's supervisor: only what it reaped counts, not what it does itself.
-    ClusterWriter,
+    Supervisor,
 }

@@ -28,7 +28,7 @@ pub struct JobSpec {
     /// The name of the job in the sampler; used once.
     pub slot: u32,
     /// The supervisor: every descendant of it is a member, itself it is not.
-    pub cluster_writer: Option<ProcessId>,
+    pub supervisor: Option<ProcessId>,
     /// Members to begin with: the main process, a process that was attached to.
     pub roots: Vec<ProcessId>,
     /// If it has any, exactly the processes in it and below are members.
@@ -41,9 +41,9 @@ pub struct JobSpec {
 #[derive(Default)]
 pub struct Members {
     jobs: Vec<Job>,
-    /// Positions in `jobs` by slot, slots by keeper and by root: all are looked up for every process.
+    /// Positions in `jobs` by slot, slots by supervisor and by root: all are looked up for every process.
     index: FastMap<u32, usize>,
-    keepers: FastMap<ProcessId, u32>,
+    supervisors: FastMap<ProcessId, u32>,
     roots: FastMap<ProcessId, u32>,
     outer_due: bool,
     known: FastMap<u32, Known>,
@@ -131,8 +131,7 @@ impl Members {
 
     /// Takes up a job; `refresh` finds its processes.
     pub fn add(&mut self, spec: JobSpec) {
-        let first_start =
-            spec.cluster_writer.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
+        let first_start = spec.supervisor.iter().chain(&spec.roots).map(|process| process.start_ticks).min();
         // Processes older than its first one cannot be in it and keep their job. A job that is only a cgroup
         // changes nothing.
         for known in self.known.values_mut().filter(|_| first_start.is_some()) {
@@ -141,7 +140,7 @@ impl Members {
         // Jobs come by the hundred: what is known of the others stays as it is.
         let (slot, index) = (spec.slot, self.jobs.len());
         self.index.insert(slot, index);
-        self.keepers.extend(spec.cluster_writer.map(|cluster_writer| (cluster_writer, slot)));
+        self.supervisors.extend(spec.supervisor.map(|supervisor| (supervisor, slot)));
         for &root in &spec.roots {
             self.roots.entry(root).or_insert(slot);
         }
@@ -188,8 +187,8 @@ impl Members {
     }
 
     /// The supervisor of a job.
-    pub fn cluster_writer(&self, slot: u32) -> Option<ProcessId> {
-        self.job(slot)?.spec.cluster_writer
+    pub fn supervisor(&self, slot: u32) -> Option<ProcessId> {
+        self.job(slot)?.spec.supervisor
     }
 
     /// The cgroups of a job that were there when they were first looked for: what they are called in readings.
@@ -278,7 +277,7 @@ impl Members {
             // It replaces the first; it is not counted twice.
             let mut counted_in = job.counted_in.clone();
             for cgroup in job.cgroups.iter().flatten() {
-                let counted = job.spec.cluster_writer.is_some();
+                let counted = job.spec.supervisor.is_some();
                 let (dirs, counted_in) = (Arc::clone(&cgroup.dirs), counted_in.take());
                 targets.cgroups.push(CgroupTarget {
                     dirs,
@@ -290,8 +289,8 @@ impl Members {
                 });
                 map.assign(Subject::Cgroup(cgroup.dirs.id), slot);
             }
-            if let Some(ProcessId { pid, start_ticks }) = job.spec.cluster_writer {
-                targets.tasks.push(TaskTarget::new(pid, start_ticks, TaskRole::ClusterWriter, young));
+            if let Some(ProcessId { pid, start_ticks }) = job.spec.supervisor {
+                targets.tasks.push(TaskTarget::new(pid, start_ticks, TaskRole::Supervisor, young));
                 map.assign(Subject::Task { pid, start_ticks }, slot);
             }
         }
@@ -332,8 +331,8 @@ impl Members {
 
     fn reindex(&mut self) {
         self.index = self.jobs.iter().enumerate().map(|(index, job)| (job.spec.slot, index)).collect();
-        let keepers = self.jobs.iter().filter_map(|job| Some((job.spec.cluster_writer?, job.spec.slot)));
-        self.keepers = keepers.collect();
+        let supervisors = self.jobs.iter().filter_map(|job| Some((job.spec.supervisor?, job.spec.slot)));
+        self.supervisors = supervisors.collect();
         self.roots.clear();
         for job in &self.jobs {
             for &root in &job.spec.roots {
@@ -449,7 +448,7 @@ impl Members {
         }
     }
 
-    /// A job is inside the one that contains its keeper process or its cgroup.
+    /// A job is inside the one that contains its supervisor process or its cgroup.
     fn find_outer_jobs(&mut self) {
         // It changes with the jobs only: with hundreds of them this must not be done at each tick.
         if !std::mem::take(&mut self.outer_due) {
@@ -462,8 +461,8 @@ impl Members {
             }
             let spec = &self.jobs[index].spec;
             let slot = spec.slot;
-            let started_by = match (spec.cluster_writer, spec.roots.first()) {
-                (Some(cluster_writer), _) => self.find(cluster_writer).map(|_| cluster_writer.pid),
+            let started_by = match (spec.supervisor, spec.roots.first()) {
+                (Some(supervisor), _) => self.find(supervisor).map(|_| supervisor.pid),
                 (None, Some(&root)) => self.find(root).map(|known| known.parent_pid),
                 (None, None) => None,
             };
@@ -500,7 +499,7 @@ impl Members {
         self.known.get(&pid).filter(|known| known.grouped == self.generation)?.group
     }
 
-    /// The job of a process by its ancestors: the nearest that is a root, a member or has a keeper for parent.
+    /// The job of a process by its ancestors: the nearest that is a root, a member or has a supervisor for parent.
     fn decide(&mut self, pid: u32) -> Option<u32> {
         let mut chain = std::mem::take(&mut self.chain);
         chain.clear();
@@ -545,7 +544,7 @@ impl Members {
                 return (None, false);
             };
             let process = ProcessId { pid: known.parent_pid, start_ticks: parent.start_ticks };
-            if let Some(&slot) = self.keepers.get(&process) {
+            if let Some(&slot) = self.supervisors.get(&process) {
                 return (Some(slot), true);
             }
             (pid, known) = (process.pid, parent);
@@ -568,7 +567,7 @@ impl Members {
             (Some(slot), _) | (None, Some(slot)) => slot,
             (None, None) => return,
         };
-        if self.keepers.contains_key(&process) {
+        if self.supervisors.contains_key(&process) {
             return;
         }
         self.living.push((process, slot));

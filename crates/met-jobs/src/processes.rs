@@ -42,7 +42,7 @@ pub fn spec(host: &Host, record: &Record, slot: u32) -> Option<JobSpec> {
     roots.extend(session_members(host, record));
     Some(JobSpec {
         slot,
-        cluster_writer: local.supervisor.filter(|_| local.origin != Origin::Attach),
+        supervisor: local.supervisor.filter(|_| local.origin != Origin::Attach),
         roots,
         cgroup: local.cgroup.clone(),
         more_cgroups: local.more_cgroups.clone(),
@@ -84,7 +84,7 @@ pub fn of_job(host: &Host, record: &Record) -> Vec<Process> {
     let ours = record.key.manager == met_core::job::LOCAL;
     let orphaned = ours
         && spec.cgroup.is_empty()
-        && !spec.cluster_writer.is_some_and(|cluster_writer| host.is_alive(cluster_writer));
+        && !spec.supervisor.is_some_and(|supervisor| host.is_alive(supervisor));
     let mut ids = Vec::new();
     let mut members = Members::default();
     members.add(spec);

@@ -1,4 +1,4 @@
-//! Members of jobs among real processes. The test is the keeper of its jobs, as a supervisor is.
+//! Members of jobs among real processes. The test is the supervisor of its jobs, as a supervisor is.
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
@@ -16,7 +16,7 @@ use met_host::{Host, Targets};
 use met_jobs::{JobSpec, Members};
 use met_sources::{Options, Runner, TickInfo};
 
-/// One job at a time: the tests share this process, and with it the keeper.
+/// One job at a time: the tests share this process, and with it the supervisor.
 static ALONE: Mutex<()> = Mutex::new(());
 
 struct Bench {
@@ -30,9 +30,9 @@ impl Bench {
         let alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
         let host = Host::real().unwrap();
-        let cluster_writer = Some(host.process(std::process::id()).unwrap());
+        let supervisor = Some(host.process(std::process::id()).unwrap());
         let mut members = Members::new();
-        members.add(JobSpec { slot: 1, cluster_writer, ..JobSpec::default() });
+        members.add(JobSpec { slot: 1, supervisor, ..JobSpec::default() });
         Bench { _alone: alone, host, members }
     }
 
@@ -105,7 +105,7 @@ fn no_descendant_escapes_by_forking_twice_or_with_a_session_of_its_own() {
 }
 
 #[test]
-fn what_ended_orphans_did_is_with_their_cluster_writer() {
+fn what_ended_orphans_did_is_with_their_supervisor() {
     let mut bench = Bench::new();
     bench.wait_for(&[]);
     let before = bench.sample();

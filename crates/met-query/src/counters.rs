@@ -29,7 +29,7 @@ impl Reading {
     pub fn of_job(host: &Host, record: &Record) -> Reading {
         let Some(spec) = processes::spec(host, record, 0) else { return Reading::nothing() };
         // A process that left the cgroup of a supervised job is still below its supervisor.
-        if spec.cluster_writer.is_none() || spec.cgroup.is_empty() {
+        if spec.supervisor.is_none() || spec.cgroup.is_empty() {
             return Reading::of_members(host, spec);
         }
         let by_tree = JobSpec { cgroup: CgroupPaths::default(), ..spec };
@@ -48,7 +48,7 @@ impl Reading {
         // A daemon that was started inside the job is not part of it.
         targets
             .tasks
-            .retain(|task| task.role == TaskRole::ClusterWriter || !processes::is_daemon(host, task.pid));
+            .retain(|task| task.role == TaskRole::Supervisor || !processes::is_daemon(host, task.pid));
         Reading::of_targets(host, &targets, &map)
     }
 
@@ -69,9 +69,9 @@ impl Reading {
                 look: Look::Usual,
             });
         }
-        if let Some(ProcessId { pid, start_ticks }) = spec.cluster_writer {
+        if let Some(ProcessId { pid, start_ticks }) = spec.supervisor {
             map.assign(Subject::Task { pid, start_ticks }, spec.slot);
-            targets.tasks.push(TaskTarget::new(pid, start_ticks, TaskRole::ClusterWriter, true));
+            targets.tasks.push(TaskTarget::new(pid, start_ticks, TaskRole::Supervisor, true));
         }
         Reading::of_targets(host, &targets, &map)
     }

@@ -1,6 +1,6 @@
 //! The server of a cluster: receives batches from nodes, stores them, and joins the parts of each job.
 //!
-//! Batches come in by [`api`], are made durable by the [`keeper`] before they are acknowledged, and become
+//! Batches come in by [`api`], are made durable by the [`cluster_writer`] before they are acknowledged, and become
 //! records and series of the store behind it.
 
 pub mod access;

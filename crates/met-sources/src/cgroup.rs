@@ -106,7 +106,7 @@ pub const QUIET_NS: i64 = 2_000_000;
 /// The same for jobs that are read every second, whose memory is known more exactly: a megabyte or two.
 const QUIET_OFTEN_NS: i64 = 200_000;
 
-/// Needed memory is known as exactly as this, or as a 64th of it, between two readings in full.
+/// Growth of needed memory by more than this, or a 64th of it, is seen at the next look, between two readings in full.
 const SAME_BYTES: i64 = 2 << 20;
 
 /// After this time the memory of a job is read in full in any case: every ten seconds, with ticks that come early.
@@ -141,8 +141,8 @@ impl Last {
 
     /// Whether what is charged to it now is the memory that it needed when that was last read. Then that completes `cells`.
     ///
-    /// It cannot need more than is charged, so growth is never missed: not even where page cache makes room for it and the
-    /// sum stays at a limit.
+    /// It cannot need more than is charged, so that growth shows even where page cache makes room for it and the sum stays at
+    /// a limit. Memory that it frees while page cache takes as much is seen at the next reading in full.
     fn repeat_memory(&self, charged_bytes: i64, now_ns: i64, cells: &mut [i64]) -> bool {
         let needed = self.cells.get(MEMORY_NEEDED).copied().unwrap_or(MISSING);
         let is_same = |needed: i64| (charged_bytes - needed).abs() <= SAME_BYTES.max(needed / 64);

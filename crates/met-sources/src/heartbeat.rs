@@ -74,19 +74,19 @@ mod tests {
 
     #[test]
     fn a_working_reader_is_distinguished_from_a_stuck_one() {
-        let pulse = Heartbeat::default();
-        assert_eq!(pulse.at(), None);
-        pulse.begin();
-        pulse.enter(0);
-        let at = pulse.at();
+        let heartbeat = Heartbeat::default();
+        assert_eq!(heartbeat.at(), None);
+        heartbeat.begin();
+        heartbeat.enter(0);
+        let at = heartbeat.at();
         assert_eq!(at.and_then(|at| at.source), Some(SOURCES[0].name));
-        assert_eq!(pulse.at(), at, "he is where he was");
-        pulse.leave();
-        pulse.enter(0);
-        assert_ne!(pulse.at(), at, "the same source, and another reading of it");
-        pulse.leave();
-        assert_eq!(pulse.at().and_then(|at| at.source), None);
-        pulse.rest();
-        assert_eq!(pulse.at(), None);
+        assert_eq!(heartbeat.at(), at, "he is where he was");
+        heartbeat.leave();
+        heartbeat.enter(0);
+        assert_ne!(heartbeat.at(), at, "the same source, and another reading of it");
+        heartbeat.leave();
+        assert_eq!(heartbeat.at().and_then(|at| at.source), None);
+        heartbeat.rest();
+        assert_eq!(heartbeat.at(), None);
     }
 }

@@ -209,7 +209,7 @@ pub struct Options {
     /// Sources that are not opened, because a reading of them has hung.
     pub left_out: Vec<&'static str>,
     /// Shows the watchdog what the reader is doing.
-    pub pulse: Arc<Heartbeat>,
+    pub heartbeat: Arc<Heartbeat>,
 }
 
 /// Who calls a driver that may never answer.

@@ -72,7 +72,7 @@ struct Processes {
 
 struct Entry {
     start_ticks: u64,
-    /// A member of one job may turn out to be the keeper of another, which is read otherwise.
+    /// A member of one job may turn out to be the supervisor of another, which is read otherwise.
     role: TaskRole,
     seen: u64,
     stat: KeptFile,
@@ -291,7 +291,7 @@ impl SlowFiles {
                 own_thread_io: None,
                 schedstat: of_process("schedstat"),
             },
-            TaskRole::ClusterWriter => SlowFiles {
+            TaskRole::Supervisor => SlowFiles {
                 statm: None,
                 io: of_process("io"),
                 own_thread_io: open(PidPath::of_main_thread(target.pid, "io")),
@@ -347,7 +347,7 @@ impl SlowFiles {
             (io, io_bytes) = (io_of(text), text.len() as i64);
             !io.contains(&MISSING)
         });
-        if target.role == TaskRole::ClusterWriter {
+        if target.role == TaskRole::Supervisor {
             let mut own = [MISSING; IO_COLUMNS.len()];
             let path = PidPath::of_main_thread(target.pid, "io");
             read(&self.own_thread_io, path, host, buffer, unparsed, &mut |text| {
@@ -485,7 +485,7 @@ mod tests {
         let starts =
             [(40, 88000), (41, 88100), (42, 88200), (43, 88300), (44, 88400), (45, 88500), (46, 88600)];
         machine.targets.tasks.extend(starts.map(|(pid, start_ticks)| {
-            let role = if pid == 40 { TaskRole::ClusterWriter } else { TaskRole::Member };
+            let role = if pid == 40 { TaskRole::Supervisor } else { TaskRole::Member };
             TaskTarget::new(pid, start_ticks, role, false)
         }));
         machine
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn members_show_what_they_did_and_a_cluster_writer_what_it_reaped() {
+    fn members_show_what_they_did_and_a_supervisor_what_it_reaped() {
         expect![[r#"
             40
               cpu_reaped 15400000000
@@ -566,7 +566,7 @@ mod tests {
         .assert_eq(&of_members().0);
     }
 
-    /// Of the keeper and the first member; of the others, whose files are cut or of a zombie.
+    /// Of the supervisor and the first member; of the others, whose files are cut or of a zombie.
     fn of_members() -> (String, String) {
         let text = machine().read(&SPEC, SLOW);
         let (first, others) = text.split_once("\n42\n").unwrap();
@@ -670,13 +670,12 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_turns_out_to_be_a_cluster_writer_is_read_as_one() {
+    fn a_member_that_turns_out_to_be_a_supervisor_is_read_as_one() {
         let mut machine = machine();
         let mut source = open(&machine.host, &Options::default()).unwrap_or_else(|why| panic!("{why}"));
         let mut batches = [Batch::new(&TABLE)];
         machine.targets.tasks.truncate(1);
-        for (role, read_bytes, alive) in
-            [(TaskRole::Member, 8192, 1), (TaskRole::ClusterWriter, 4096, MISSING)]
+        for (role, read_bytes, alive) in [(TaskRole::Member, 8192, 1), (TaskRole::Supervisor, 4096, MISSING)]
         {
             machine.targets.tasks[0].role = role;
             batches[0].clear();

@@ -51,7 +51,7 @@ pub struct Runner {
     switched_off: Vec<&'static str>,
     /// Sources that fill this table are not read by a tick, and what they read last stays.
     held: Option<&'static Table>,
-    pulse: Arc<Heartbeat>,
+    heartbeat: Arc<Heartbeat>,
 }
 
 struct Running {
@@ -118,7 +118,7 @@ impl Runner {
             left_out: options.left_out.clone(),
             switched_off: switched_off(options),
             held: None,
-            pulse: Arc::clone(&options.pulse),
+            heartbeat: Arc::clone(&options.heartbeat),
         };
         runner.wait(options.timeout);
         runner
@@ -130,7 +130,7 @@ impl Runner {
         let options = &Options {
             driver_calls: self.driver_calls,
             left_out: self.left_out.clone(),
-            pulse: Arc::clone(&self.pulse),
+            heartbeat: Arc::clone(&self.heartbeat),
             ..options.clone()
         };
         self.unavailable.retain(|(known, _)| known.name != name);
@@ -272,7 +272,7 @@ impl Runner {
             }
             if running.is_wanted(held, tick) {
                 let spent_ns = &mut reading.spent_ns;
-                running.read_if_due(targets, tick, out, &mut self.new_errors, spent_ns, &self.pulse);
+                running.read_if_due(targets, tick, out, &mut self.new_errors, spent_ns, &self.heartbeat);
             } else if !running.is_held(held) {
                 // What was read of the machine before is no news.
                 out.iter_mut().for_each(Batch::clear);
@@ -324,7 +324,7 @@ impl Runner {
             rest = tail;
             if is_wanted(running.spec) {
                 let spent_ns = &mut clock::thread_cpu_ns();
-                running.read(targets, tick, out, &mut self.new_errors, spent_ns, &self.pulse);
+                running.read(targets, tick, out, &mut self.new_errors, spent_ns, &self.heartbeat);
             }
         }
     }
@@ -445,9 +445,9 @@ impl Running {
         }
         let shorten = |period: Duration| options.period_max.map_or(period, |most| period.min(most));
         let period = spec.pace.period().map(|usual| shorten(choice.period.unwrap_or(usual)));
-        options.pulse.enter(part);
+        options.heartbeat.enter(part);
         let opened = (spec.open)(host, options);
-        options.pulse.leave();
+        options.heartbeat.leave();
         let opened = opened?;
         let source = match (spec.pace, period) {
             (Pace::Apart(_), Some(period)) => {
@@ -478,7 +478,7 @@ impl Running {
         out: &mut [Batch],
         new: &mut Vec<NewError>,
         spent_ns: &mut i64,
-        pulse: &Heartbeat,
+        heartbeat: &Heartbeat,
     ) {
         let now_ns = clock::boottime_ns();
         if now_ns < self.due_ns {
@@ -492,7 +492,7 @@ impl Running {
             let period_ns = i64::try_from(period.as_nanos()).unwrap_or(i64::MAX).max(1);
             self.due_ns = (now_ns / period_ns + 1).saturating_mul(period_ns);
         }
-        self.read(targets, tick, out, new, spent_ns, pulse);
+        self.read(targets, tick, out, new, spent_ns, heartbeat);
         let rows = out.iter().map(Batch::len).sum::<usize>();
         // Between two readings of a thread there is nothing to take over.
         if rows > 0 || !matches!(self.spec.pace, Pace::Apart(_)) {
@@ -515,7 +515,7 @@ impl Running {
         out: &mut [Batch],
         new: &mut Vec<NewError>,
         spent_ns: &mut i64,
-        pulse: &Heartbeat,
+        heartbeat: &Heartbeat,
     ) {
         for batch in &mut *out {
             batch.clear();
@@ -523,9 +523,9 @@ impl Running {
         }
         let Some(source) = &mut self.source else { return };
         let begin_ns = clock::boottime_ns();
-        pulse.enter(self.part);
+        heartbeat.enter(self.part);
         let result = source.read(targets, tick, out);
-        pulse.leave();
+        heartbeat.leave();
         self.count_cpu(spent_ns);
         let window = Window { begin_ns, end_ns: clock::boottime_ns() };
         // What a thread has read has its own window.

@@ -43,8 +43,8 @@ fn reading_the_same_targets_again_allocates_nothing() {
     let mut runner = Runner::open(&host, &options);
     let mut targets = Targets::default();
     let me = host.process(std::process::id()).unwrap();
-    let cluster_writer = host.process(std::os::unix::process::parent_id()).unwrap();
-    for (process, role) in [(me, TaskRole::Member), (cluster_writer, TaskRole::ClusterWriter)] {
+    let supervisor = host.process(std::os::unix::process::parent_id()).unwrap();
+    for (process, role) in [(me, TaskRole::Member), (supervisor, TaskRole::Supervisor)] {
         let (pid, start_ticks) = (process.pid, process.start_ticks);
         targets.tasks.push(TaskTarget::new(pid, start_ticks, role, false));
     }

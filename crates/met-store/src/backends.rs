@@ -67,7 +67,7 @@ pub struct Engine {
 pub enum Credentials {
     /// `user:password`.
     Basic(Secret),
-    TokenOwner(Secret),
+    Token(Secret),
 }
 
 /// What no log may show.
@@ -168,7 +168,7 @@ mod tests {
         fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         let secret = Secret::read(&path).unwrap();
         assert_eq!(secret.reveal(), "hunter2");
-        assert!(!format!("{:?}", Credentials::TokenOwner(secret)).contains("hunter2"));
+        assert!(!format!("{:?}", Credentials::Token(secret)).contains("hunter2"));
         for text in ["", "\n\n", "one\ntwo\n"] {
             fs::write(&path, text).unwrap();
             assert!(Secret::read(&path).is_err(), "{text:?}");

@@ -87,7 +87,7 @@ impl Remote {
         headers.extend(engine.credentials.as_ref().map(|credentials| {
             let value = match credentials {
                 Credentials::Basic(both) => format!("Basic {}", STANDARD.encode(both.reveal())),
-                Credentials::TokenOwner(token) => format!("Bearer {}", token.reveal()),
+                Credentials::Token(token) => format!("Bearer {}", token.reveal()),
             };
             ("Authorization", value)
         }));

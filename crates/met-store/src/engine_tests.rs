@@ -153,7 +153,7 @@ fn a_secret_is_not_sent_for_all_to_see() {
     let mut engine = Engine {
         url: "http://10.0.0.1:8428".to_owned(),
         write_url: None,
-        credentials: Some(Credentials::TokenOwner(Secret::new("token"))),
+        credentials: Some(Credentials::Token(Secret::new("token"))),
         tenant: None,
         ca_file: None,
     };

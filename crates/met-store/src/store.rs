@@ -77,6 +77,8 @@ pub struct Imported {
     pub problems: Vec<String>,
     /// The time was over before all were looked at.
     pub has_more: bool,
+    /// Ends with samples wait for the engine of the series.
+    is_unreachable: bool,
 }
 
 /// How jobs are taken from the inbox.
@@ -343,10 +345,15 @@ impl Writer {
         let (series, problem) = dir.read_series();
         imported.problems.extend(problem);
         if let Some(series) = series {
+            // An engine that cannot be reached takes seconds to say so: it is asked once.
+            if imported.is_unreachable {
+                return Ok(false);
+            }
             match self.append(&[(&end.key, &series)], true) {
                 // It waits where it is, and readers show it from there.
                 Err(error @ StoreError::Unreachable { .. }) => {
                     imported.problems.push(error.to_string());
+                    imported.is_unreachable = true;
                     return Ok(false);
                 }
                 result => result?,

@@ -1,5 +1,5 @@
-//! The notice board: the sampling thread pins up what it sees, the keeper who the jobs are, and the page for
-//! Prometheus is written from both. Nobody who reads it keeps a tick waiting.
+//! A copy of the last tick: the sampling thread puts its figures there, the daemon the names of jobs, and the page for
+//! Prometheus is written from both. A reader keeps no tick waiting.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};

@@ -121,7 +121,7 @@ table! {
     FindOf      b"x-xx" b"x--x",
     Series      b"x-xx" b"x--x",
     JobSeries   b"x-xx" b"x--x",
-    GpuSeries  b"x-xx" b"x--x",
+    GpuSeries   b"x-xx" b"x--x",
     Remove      b"x--x" b"x--x",
     Memberships b"x-xx" b"x--x",
     Sums        b"x-xx" b"x--x",
@@ -145,7 +145,7 @@ table! {
     Configure   b"---x" b"x--x",
     Stop        b"---x" b"x--x",
     // Asked of the server of a cluster, which is not a daemon.
-    NodeSeries b"----" b"----",
+    NodeSeries  b"----" b"----",
 }
 
 impl Row {
@@ -170,7 +170,7 @@ impl Row {
     /// Why it is refused.
     pub fn refusal(&self, system: bool) -> &'static str {
         match (system, self.request) {
-            (_, "NodeCourses") => "only the server of a cluster knows this",
+            (_, "NodeSeries") => "only the server of a cluster knows this",
             (true, "Stop") => "only root may stop the system daemon",
             (true, "Correct") => "only root may change the factors of the system daemon",
             (true, "Configure") => "only root may configure the system daemon",
@@ -319,6 +319,8 @@ mod tests {
             }
         }
         assert_eq!(row(&Request::Stop).refusal(true), "only root may stop the system daemon");
+        let of_cluster = Request::NodeSeries { node: String::new(), after_ms: 0 };
+        assert_eq!(row(&of_cluster).refusal(true), "only the server of a cluster knows this");
     }
 
     #[test]

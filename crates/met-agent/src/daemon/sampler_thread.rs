@@ -78,7 +78,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Pins what it sees to the board and hands rows to the ticker, if there are any; then it watches the machine
+    /// Puts its figures into the cache and hands rows to the ticker, if there are any; then it watches the machine
     /// without jobs, too.
     pub fn start(
         host: Host,
@@ -120,7 +120,7 @@ impl Sampling {
         self.delay.set(None);
         self.is_slow.set(false);
         let work = move || {
-            options.pulse.begin();
+            options.heartbeat.begin();
             let mut sampler = Sampler::with(host, config.sampling.shortest(), &config, &options);
             sampler.set_cadence(config.sampling.cadence());
             if metrics_cache.is_some() || ticker.is_some() {
@@ -130,7 +130,7 @@ impl Sampling {
                 &taken,
                 metrics_cache.as_deref(),
                 ticker.as_ref(),
-                &options.pulse,
+                &options.heartbeat,
             );
         };
         self.thread = Some(std::thread::Builder::new().name("sampler".to_owned()).spawn(work)?);
@@ -441,7 +441,7 @@ impl Sampling {
     }
 
     fn busy_since_ns(&self) -> Option<i64> {
-        self.watchdog.pulse.at().map(|at| at.since_ns)
+        self.watchdog.heartbeat.at().map(|at| at.since_ns)
     }
 
     /// Whether it was not ready, and is still at the same.
@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_that_is_known_is_reported_and_none_is_not() {
+    fn an_allocation_that_is_known_is_passed_on_and_none_is_not() {
         let (orders, received) = orders::queue();
         let sampling = without_thread(orders);
         let mut record = met_core::sample::bare(1, "x");
@@ -630,17 +630,17 @@ mod tests {
         let (orders, _never_read) = orders::queue();
         let sampling = without_thread(orders);
         assert!(sampling.is_ready() && !sampling.is_blocked(), "it rests");
-        let pulse = Arc::clone(&sampling.watchdog.pulse);
-        pulse.begin();
+        let heartbeat = Arc::clone(&sampling.watchdog.heartbeat);
+        heartbeat.begin();
         assert!(!sampling.is_ready() && sampling.is_blocked());
         assert!(!sampling.is_ready(), "nobody waits for the same tick twice");
         // The next tick.
-        pulse.begin();
+        heartbeat.begin();
         assert!(!sampling.is_blocked() && sampling.is_ready());
-        pulse.rest();
+        heartbeat.rest();
         assert!(sampling.is_ready());
         // Who never comes back is not waited for any more, as before.
-        pulse.begin();
+        heartbeat.begin();
         assert!(!sampling.is_ready());
         let long_ago = Instant::now().checked_sub(ANSWER_WITHIN).unwrap();
         sampling.delay.set(sampling.delay.get().map(|delay| Delay { noticed: long_ago, ..delay }));
@@ -655,7 +655,7 @@ mod tests {
         let key = met_core::sample::bare(1, "x").key;
         let view = View { live: HashMap::from([(key.clone(), Live::default())]), ..View::default() };
         sampling.published.publish(view);
-        sampling.watchdog.pulse.begin();
+        sampling.watchdog.heartbeat.begin();
         for _ in 0..5_000 {
             sampling.look_at_jobs();
             sampling.note_interest(vec![key.clone()]);

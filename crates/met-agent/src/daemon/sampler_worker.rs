@@ -152,25 +152,25 @@ impl Worker {
         orders: &Taken,
         metrics_cache: Option<&MetricsCache>,
         ticker: Option<&Ticker>,
-        pulse: &Heartbeat,
+        heartbeat: &Heartbeat,
     ) {
         // A thread that was given up does nothing more, whatever is left in its channel.
-        while !pulse.is_given_up() {
+        while !heartbeat.is_given_up() {
             // Without jobs there is nothing to wake up for, but for a look at the machine now and then.
             let timeout = self.timeout();
-            pulse.rest();
+            heartbeat.rest();
             let order = orders.next(timeout.map(|timeout| timeout.max(Duration::from_micros(1))));
-            pulse.begin();
+            heartbeat.begin();
             match order {
                 Ok(order) => order(self),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            if pulse.is_given_up() {
+            if heartbeat.is_given_up() {
                 return;
             }
             if self.sampler.is_at_work() && self.sampler.tick_if_due() {
-                if pulse.is_given_up() {
+                if heartbeat.is_given_up() {
                     return;
                 }
                 self.report_errors();

@@ -38,7 +38,7 @@ const ASKED_APART: &str = "nvidia";
 
 /// What other threads know of the sampling thread.
 pub(super) struct Watchdog {
-    pub(super) pulse: Arc<Heartbeat>,
+    pub(super) heartbeat: Arc<Heartbeat>,
     driver_calls: DriverCalls,
     kept_after: Cell<Duration>,
     /// Where it was when it had been busy for too long, and when that was seen.
@@ -63,7 +63,7 @@ struct GivenUp {
 impl Watchdog {
     pub(super) fn new(interval: Duration) -> Watchdog {
         let watchdog = Watchdog {
-            pulse: Arc::default(),
+            heartbeat: Arc::default(),
             driver_calls: DriverCalls::Direct,
             kept_after: Cell::new(KEPT_AFTER_MIN),
             suspicion: Cell::new(None),
@@ -87,7 +87,7 @@ impl Watchdog {
             node: true,
             driver_calls: self.driver_calls,
             left_out: self.left_out().collect(),
-            pulse: Arc::clone(&self.pulse),
+            heartbeat: Arc::clone(&self.heartbeat),
             ..sampler::options(config, Duration::ZERO)
         }
     }
@@ -106,7 +106,7 @@ impl Watchdog {
         self.looked.set(Instant::now());
         let kept_after_ns = self.kept_after.get().as_nanos() as i64;
         let is_late = |at: &At| clock::monotonic_ns() - at.since_ns >= kept_after_ns;
-        let Some(at) = self.pulse.at().filter(is_late).filter(|_| self.may_replace()) else {
+        let Some(at) = self.heartbeat.at().filter(is_late).filter(|_| self.may_replace()) else {
             self.suspicion.set(None);
             return false;
         };
@@ -121,9 +121,9 @@ impl Watchdog {
 
     /// Ends the time of a thread, and says what kept it. The next one asks in another way, or leaves it out.
     fn give_up(&mut self, thread: Option<JoinHandle<()>>) -> Option<&'static str> {
-        let source = self.pulse.at().and_then(|at| at.source);
-        self.pulse.give_up();
-        self.pulse = Arc::default();
+        let source = self.heartbeat.at().and_then(|at| at.source);
+        self.heartbeat.give_up();
+        self.heartbeat = Arc::default();
         self.suspicion.set(None);
         self.replaced = if self.replaced_at.elapsed() > REPLACED_AGAIN_AFTER { 1 } else { self.replaced + 1 };
         self.replaced_at = Instant::now();

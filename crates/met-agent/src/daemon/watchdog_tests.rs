@@ -163,8 +163,9 @@ fn a_job_that_ends_while_the_thread_is_kept_has_all_its_samples() {
     reach_peak(&machine, &mut service, &key);
     service.flush();
     machine.hang(METER);
-    let kept =
-        |service: &mut Service| service.sampling.watchdog.pulse.at().and_then(|at| at.source) == Some("cray");
+    let kept = |service: &mut Service| {
+        service.sampling.watchdog.heartbeat.at().and_then(|at| at.source) == Some("cray")
+    };
     until(&mut service, "the thread is kept", kept);
     record.end_ns = Some(met_query::jobs::now_ns());
     service.close_found(record);
@@ -221,8 +222,9 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     });
     let mut daemon = daemon_of(service);
     machine.hang(METER);
-    let kept =
-        |service: &mut Service| service.sampling.watchdog.pulse.at().and_then(|at| at.source) == Some("cray");
+    let kept = |service: &mut Service| {
+        service.sampling.watchdog.heartbeat.at().and_then(|at| at.source) == Some("cray")
+    };
     until(&mut daemon.service, "the thread is kept", kept);
 
     let change = Request::Configure(Change { reset: true, ..Change::default() });
@@ -323,7 +325,7 @@ fn who_takes_his_time_is_not_given_up_and_after_some_nobody_is() {
     assert_eq!(watchdog.kept_after.get(), KEPT_AFTER_MAX, "no longer than somebody waits for an answer");
     watchdog.kept_after.set(Duration::ZERO);
     assert!(!watchdog.is_kept(), "he has nothing to do");
-    watchdog.pulse.begin();
+    watchdog.heartbeat.begin();
     assert!(!watchdog.is_kept(), "seen once");
     let long_ago = |watchdog: &Watchdog| {
         let (at, seen) = watchdog.suspicion.get().unwrap();
@@ -331,19 +333,19 @@ fn who_takes_his_time_is_not_given_up_and_after_some_nobody_is() {
     };
     long_ago(&watchdog);
     assert!(watchdog.is_kept());
-    watchdog.pulse.begin();
+    watchdog.heartbeat.begin();
     assert!(!watchdog.is_kept(), "he is at something else");
     for replaced in 1..=REPLACED_MAX {
-        watchdog.pulse.begin();
-        let before = Arc::clone(&watchdog.pulse);
+        watchdog.heartbeat.begin();
+        let before = Arc::clone(&watchdog.heartbeat);
         assert!(!watchdog.is_kept());
         long_ago(&watchdog);
         assert!(watchdog.is_kept());
         assert_eq!(watchdog.give_up(None), None);
-        assert!(before.is_given_up() && !watchdog.pulse.is_given_up());
+        assert!(before.is_given_up() && !watchdog.heartbeat.is_given_up());
         assert_eq!(watchdog.replaced, replaced);
     }
-    watchdog.pulse.begin();
+    watchdog.heartbeat.begin();
     assert!(!watchdog.is_kept());
     assert!(watchdog.suspicion.get().is_none() && !watchdog.may_replace());
 }

@@ -27,12 +27,12 @@ pub(super) struct Containers {
 impl Containers {
     /// Begins to read the cgroups of containers that were started since the last look.
     pub(super) fn follow(&mut self, host: &Host, members: &mut Members, slot: u32) {
-        let Some(cluster_writer) = members.cluster_writer(slot) else { return };
+        let Some(supervisor) = members.supervisor(slot) else { return };
         let has_name = |&pid: &u32| {
             let name = host.process(pid).ok().and_then(|process| host.process_name(process));
             name.is_some_and(|name| name.as_bytes() == MONITOR)
         };
-        let monitors = processes::children_of(host, cluster_writer.pid).into_iter().filter(has_name);
+        let monitors = processes::children_of(host, supervisor.pid).into_iter().filter(has_name);
         for pid in monitors.flat_map(|monitor| processes::children_of(host, monitor)) {
             let Some(paths) = container_of(host, pid) else { continue };
             // A daemon that finds jobs of others may have it as a job of its own.

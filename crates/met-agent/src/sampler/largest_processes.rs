@@ -30,7 +30,7 @@ pub(super) fn look(host: &Host, batches: &[Batch], map: &JobMap, members: &Membe
             };
             let id = ProcessId { pid, start_ticks };
             for slot in map.owners(row.owner) {
-                if let Some(job) = jobs.get_mut(&slot).filter(|_| members.cluster_writer(slot) != Some(id)) {
+                if let Some(job) = jobs.get_mut(&slot).filter(|_| members.supervisor(slot) != Some(id)) {
                     job.counts.processes.see(id, start_ns.saturating_add(unix_offset_ns), seen);
                 }
             }

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_takes_no_counters_is_reported_of_the_job_later_and_without_them() {
+    fn a_daemon_that_takes_no_counters_hears_of_the_job_later_and_without_them() {
         let host = met_host::Host::real().unwrap();
         let events = Events::of_threads(&host, &["task_clock".to_owned()], &[0]);
         let record = sample::bare(1, "x");

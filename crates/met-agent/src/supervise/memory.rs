@@ -9,7 +9,7 @@ use crate::file_pages;
 /// Who has had nothing to do for so long will have nothing to do for a while.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Waits until one of `fds` is ready or `patience` is over. Who is `settled`, with nothing to do but to wait, waits
+/// Waits until one of `fds` is ready or `timeout` is over. Who is `settled`, with nothing to do but to wait, waits
 /// small. A signal that interrupts this is found in the next round.
 pub fn wait(fds: &mut [PollFd], timeout: Option<Duration>, settled: bool) {
     let mut wait = |timeout: Option<Duration>| {

@@ -53,7 +53,7 @@ impl Store {
             None => None,
         };
         let password = read(&self.series_password_file)?.map(Credentials::Basic);
-        let token = read(&self.series_token_file)?.map(Credentials::TokenOwner);
+        let token = read(&self.series_token_file)?.map(Credentials::Token);
         let series = self.series.clone().map(|url| Engine {
             url,
             write_url: self.series_write.clone(),

@@ -320,7 +320,7 @@ fn every_default_parses_and_every_setting_without_one_is_unset() {
 }
 
 #[test]
-fn a_misspelt_key_is_reported_its_neighbour() {
+fn a_misspelt_key_is_reported_with_its_neighbour() {
     check_error(
         "sampling:\n  interval: 1s\ncpuColector:\n  size: 10\n",
         expect![[r#"met.yaml:3: unknown key "cpuColector"; did you mean "cpuCollector"?"#]],
@@ -346,7 +346,7 @@ fn a_misspelt_key_is_reported_its_neighbour() {
 }
 
 #[test]
-fn a_value_of_the_wrong_kind_is_reported_what_to_write() {
+fn a_value_of_the_wrong_kind_gets_what_to_write() {
     check_error(
         "\n\n\nsampling:\n  interval: 10x\n",
         expect![[r#"met.yaml:5: sampling.interval: "10x" is not a duration; write 1s, 500ms or 2m"#]],
@@ -411,7 +411,7 @@ fn a_value_of_the_wrong_kind_is_reported_what_to_write() {
 }
 
 #[test]
-fn a_store_elsewhere_is_reported_what_is_missing_and_never_shown_its_password() {
+fn a_store_elsewhere_says_what_is_missing_and_never_its_password() {
     check_error(
         "store:\n  series: victoria:8428\n",
         expect![[
@@ -459,12 +459,12 @@ fn files_of_secrets_are_read_when_the_store_is_opened() {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     let backends = store.backends().unwrap();
     assert!(backends.catalogue.is_none());
-    assert!(matches!(backends.series.unwrap().credentials, Some(met_store::Credentials::TokenOwner(_))));
+    assert!(matches!(backends.series.unwrap().credentials, Some(met_store::Credentials::Token(_))));
     assert!(parse("").store.backends().unwrap().series.is_none());
 }
 
 #[test]
-fn a_layout_that_cannot_be_used_is_reported_why() {
+fn a_layout_that_cannot_be_used_is_reported_with_the_reason() {
     check_error(
         "jobs: {discover: often}\n",
         expect![[r#"met.yaml:1: jobs.discover: "often" is neither auto, yes nor no"#]],

@@ -68,7 +68,7 @@ fn cores_are_asked_for_by_task_only_where_there_is_one() {
 }
 
 #[test]
-fn no_job_is_reported_to_ask_for_no_gpu() {
+fn no_job_is_advised_to_ask_for_no_gpu() {
     let mut job = run(5 * GIB_BYTES, 6 * GIB_BYTES);
     let gpu = |used_ns| met_core::job::GpuUse {
         used_ns,

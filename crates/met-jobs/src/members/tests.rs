@@ -8,8 +8,8 @@ struct Machine {
     members: Members,
 }
 
-const CLUSTER_WRITER: ProcessId = ProcessId { pid: 10, start_ticks: 100 };
-const INNER_CLUSTER_WRITER: ProcessId = ProcessId { pid: 20, start_ticks: 200 };
+const SUPERVISOR: ProcessId = ProcessId { pid: 10, start_ticks: 100 };
+const INNER_SUPERVISOR: ProcessId = ProcessId { pid: 20, start_ticks: 200 };
 
 impl Machine {
     fn new() -> Machine {
@@ -39,8 +39,8 @@ impl Machine {
         CgroupPaths { unified: Some(path.into()), ..CgroupPaths::default() }
     }
 
-    fn add(&mut self, slot: u32, cluster_writer: ProcessId) {
-        self.members.add(JobSpec { slot, cluster_writer: Some(cluster_writer), ..JobSpec::default() });
+    fn add(&mut self, slot: u32, supervisor: ProcessId) {
+        self.members.add(JobSpec { slot, supervisor: Some(supervisor), ..JobSpec::default() });
     }
 
     /// Pids by job after a refresh, each with its job's number.
@@ -53,13 +53,13 @@ impl Machine {
     }
 }
 
-/// Two levels below the keeper, and an unrelated process.
+/// Two levels below the supervisor, and an unrelated process.
 fn one_job() -> Machine {
     let mut machine = Machine::new();
     for (pid, parent_pid, start_ticks) in [(10, 1, 100), (11, 10, 110), (12, 11, 120), (99, 1, 130)] {
         machine.process(pid, parent_pid, start_ticks);
     }
-    machine.add(1, CLUSTER_WRITER);
+    machine.add(1, SUPERVISOR);
     machine
 }
 
@@ -68,7 +68,7 @@ fn nested_jobs() -> Machine {
     let mut machine = one_job();
     machine.process(20, 12, 200);
     machine.process(21, 20, 210);
-    machine.add(2, INNER_CLUSTER_WRITER);
+    machine.add(2, INNER_SUPERVISOR);
     machine
 }
 
@@ -86,13 +86,13 @@ fn a_process_that_cannot_be_identified_is_counted() {
 }
 
 #[test]
-fn descendants_of_the_cluster_writer_are_members_and_it_is_not() {
+fn descendants_of_the_supervisor_are_members_and_it_is_not() {
     let mut machine = one_job();
     assert_eq!(machine.refresh(), [(11, 1), (12, 1)]);
     let (mut targets, mut map) = (Targets::default(), JobMap::default());
     machine.members.fill(&mut targets, &mut map);
     let roles: Vec<_> = targets.tasks.iter().map(|task| (task.pid, task.role)).collect();
-    assert_eq!(roles[0], (10, TaskRole::ClusterWriter));
+    assert_eq!(roles[0], (10, TaskRole::Supervisor));
     assert!(roles[1..].iter().all(|(_, role)| *role == TaskRole::Member) && roles.len() == 3);
     assert_eq!(map.owner(Subject::Task { pid: 10, start_ticks: 100 }), Some(1));
     assert_eq!(map.owner(Subject::Task { pid: 99, start_ticks: 130 }), None);
@@ -121,7 +121,7 @@ fn once_a_member_always_a_member() {
         assert_eq!(machine.refresh(), [(11, 1), (12, 1)]);
     }
     machine.process(13, 12, 300);
-    assert_eq!(machine.refresh(), [(11, 1), (12, 1), (13, 1)], "the keeper is gone, its tree is not");
+    assert_eq!(machine.refresh(), [(11, 1), (12, 1), (13, 1)], "the supervisor is gone, its tree is not");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_nested_job_that_is_taken_up_later_takes_its_processes_over() {
     let mut machine = nested_jobs();
     machine.members.remove(2);
     assert_eq!(machine.refresh(), [(11, 1), (12, 1), (20, 1), (21, 1)]);
-    machine.add(2, INNER_CLUSTER_WRITER);
+    machine.add(2, INNER_SUPERVISOR);
     assert_eq!(machine.refresh(), [(11, 1), (12, 1), (21, 2)]);
     assert_eq!(machine.members.processes_seen(1), 4, "counted once, though it moved");
     machine.end(20);
@@ -185,15 +185,10 @@ fn membership_comes_from_the_cgroup_and_not_from_the_tree() {
     let cgroup = machine.cgroup("/cg/job", "11\n");
     machine.cgroup("/cg/job/below/it", "99\n0\n");
     machine.cgroup("/cg/job/below", "");
-    machine.members.add(JobSpec {
-        slot: 3,
-        cluster_writer: Some(CLUSTER_WRITER),
-        cgroup,
-        ..JobSpec::default()
-    });
+    machine.members.add(JobSpec { slot: 3, supervisor: Some(SUPERVISOR), cgroup, ..JobSpec::default() });
     assert_eq!(machine.refresh(), [(11, 3), (99, 3)], "12 left the cgroup");
     machine.process(50, 1, 500);
-    machine.members.add(JobSpec { slot: 4, cluster_writer: None, ..JobSpec::default() });
+    machine.members.add(JobSpec { slot: 4, supervisor: None, ..JobSpec::default() });
     assert_eq!(machine.refresh(), [(11, 3), (99, 3)], "the same when processes are listed for another job");
     let (mut targets, mut map) = (Targets::default(), JobMap::default());
     machine.members.fill(&mut targets, &mut map);
@@ -234,7 +229,7 @@ fn jobs_in_cgroups_nest_by_their_paths_and_with_trees() {
     assert_eq!(machine.refresh(), [(11, 1), (12, 1), (20, 1), (21, 2)]);
     assert_eq!(machine.members.outer(2), Some(1));
     machine.members.remove(2);
-    machine.add(5, INNER_CLUSTER_WRITER);
+    machine.add(5, INNER_SUPERVISOR);
     assert_eq!(machine.refresh(), [(11, 1), (12, 1), (21, 5)], "a tree inside a cgroup is more specific");
     assert_eq!(machine.members.outer(5), Some(1));
 }
@@ -269,7 +264,7 @@ fn nested_jobs_are_young_together() {
     }
     assert_eq!(young(&machine), [false; 3]);
     machine.process(20, 12, 200);
-    machine.add(2, INNER_CLUSTER_WRITER);
+    machine.add(2, INNER_SUPERVISOR);
     machine.refresh();
     assert_eq!(young(&machine), [true; 4]);
 }
@@ -279,7 +274,7 @@ fn nested_jobs_are_young_together() {
 enum Event {
     Fork { parent: usize },
     Exit { process: usize },
-    AddJob { cluster_writer: usize },
+    AddJob { supervisor: usize },
     RemoveJob { job: usize },
 }
 
@@ -287,7 +282,7 @@ fn events() -> impl Strategy<Value = Vec<Vec<Event>>> {
     let event = prop_oneof![
         4 => any::<usize>().prop_map(|parent| Event::Fork { parent }),
         2 => any::<usize>().prop_map(|process| Event::Exit { process }),
-        1 => any::<usize>().prop_map(|cluster_writer| Event::AddJob { cluster_writer }),
+        1 => any::<usize>().prop_map(|supervisor| Event::AddJob { supervisor }),
         1 => any::<usize>().prop_map(|job| Event::RemoveJob { job }),
     ];
     prop::collection::vec(prop::collection::vec(event, 0..5), 1..25)
@@ -318,11 +313,11 @@ impl Model {
                     machine.process(child.0, 1, child.2);
                 }
             }
-            Event::AddJob { cluster_writer } => {
-                let (pid, _, start_ticks) = self.processes[cluster_writer % self.processes.len()];
-                let cluster_writer = ProcessId { pid, start_ticks };
-                if pid != 1 && !machine.members.keepers.contains_key(&cluster_writer) {
-                    machine.add(clock, cluster_writer);
+            Event::AddJob { supervisor } => {
+                let (pid, _, start_ticks) = self.processes[supervisor % self.processes.len()];
+                let supervisor = ProcessId { pid, start_ticks };
+                if pid != 1 && !machine.members.supervisors.contains_key(&supervisor) {
+                    machine.add(clock, supervisor);
                     self.jobs.push(clock);
                 }
             }
@@ -347,20 +342,20 @@ proptest! {
             let removes = round.iter().any(|event| matches!(event, Event::RemoveJob { .. }));
             round.iter().for_each(|event| model.apply(event, &mut machine));
             let now = machine.refresh();
-            let is_cluster_writer = |pid: u32| machine.members.keepers.keys().any(|cluster_writer| cluster_writer.pid == pid);
+            let is_supervisor = |pid: u32| machine.members.supervisors.keys().any(|supervisor| supervisor.pid == pid);
             prop_assert!(now.windows(2).all(|pair| pair[0].0 < pair[1].0), "twice: {now:?}");
             prop_assert!(now.iter().all(|(_, slot)| model.jobs.contains(slot)));
-            prop_assert!(now.iter().all(|&(pid, _)| !is_cluster_writer(pid)));
+            prop_assert!(now.iter().all(|&(pid, _)| !is_supervisor(pid)));
             for &(pid, slot) in before.iter().filter(|_| !removes) {
                 let alive = model.processes.iter().any(|process| process.0 == pid);
                 let kept = now.iter().any(|&(other, inner)| {
                     other == pid && machine.members.is_inside(inner, slot)
                 });
-                prop_assert!(!alive || kept || is_cluster_writer(pid), "{pid} left job {slot}");
+                prop_assert!(!alive || kept || is_supervisor(pid), "{pid} left job {slot}");
             }
             for &(pid, parent_pid, _) in &model.processes {
                 let member = now.iter().any(|&(other, _)| other == pid);
-                prop_assert!(member || is_cluster_writer(pid) || !is_cluster_writer(parent_pid), "{pid} was not found");
+                prop_assert!(member || is_supervisor(pid) || !is_supervisor(parent_pid), "{pid} was not found");
             }
             before = now;
         }
@@ -393,7 +388,7 @@ fn the_processes_of_a_job_that_is_not_refreshed_stay_as_they_were() {
     let seen = |slot| machine.members.processes_seen(slot);
     assert_eq!((seen(1), seen(2)), (2, 2));
     // Where all processes are listed, an end shows.
-    machine.members.add(JobSpec { slot: 3, cluster_writer: Some(CLUSTER_WRITER), ..JobSpec::default() });
+    machine.members.add(JobSpec { slot: 3, supervisor: Some(SUPERVISOR), ..JobSpec::default() });
     machine.end(32);
     assert_eq!(some(&mut machine, 2), [(33, 2)]);
 }

@@ -39,34 +39,46 @@ const HOSTS_MAX: usize = 200;
 const KNOWN_MAX: usize = 10_000;
 /// "The host is currently running an exclusive job", in the long format.
 const EXCLUSIVE: &str = "closed_Excl";
+/// States of a host that runs no exclusive job. The others, such as `unreach`, say nothing of it.
+const SHARED: &[&str] = &["ok", "closed_Full", "closed_Busy"];
+/// Rounds without a question after one that failed.
+const PAUSE_ROUNDS: u32 = 10;
 
 pub struct Lsf {
     node: Option<String>,
     /// Of live jobs: whether a host of theirs is in exclusive mode. It is for as long as they run.
     exclusive: HashMap<String, bool>,
+    /// Rounds until `bhosts` is asked again, after it failed.
+    pause: u32,
 }
 
 impl Lsf {
     pub fn new(node: Option<String>) -> Lsf {
-        Lsf { node, exclusive: HashMap::new() }
+        Lsf { node, exclusive: HashMap::new(), pause: 0 }
     }
 
-    /// Asks about each job once. Without an answer the next round asks again; the jobs are known all the same.
+    /// Asks about each job until the state of its host says it. After a failure it pauses; the jobs are known all the same.
     fn learn_exclusive(&mut self, programs: &mut Programs, recorded: &[Recorded]) {
+        self.pause = self.pause.saturating_sub(1);
         let mut asked = alone(recorded);
         asked.retain(|id, _| !self.exclusive.contains_key(*id));
         let mut asked: Vec<(&str, &str)> = asked.into_iter().take(HOSTS_MAX).collect();
         asked.sort_unstable();
-        if asked.is_empty() {
+        if asked.is_empty() || self.pause > 0 {
             return;
         }
         let hosts = asked.iter().map(|(_, host)| (*host).to_owned());
         let arguments: Vec<String> = ["-l".to_owned()].into_iter().chain(hosts).collect();
-        let Ok(answer) = programs.ask("bhosts", &arguments) else { return };
+        let Ok(answer) = programs.ask("bhosts", &arguments) else {
+            self.pause = PAUSE_ROUNDS;
+            return;
+        };
         let states = host_states(&answer);
         for (id, host) in asked {
-            if let Some(state) = states.get(host) {
-                self.exclusive.insert(id.to_owned(), state == EXCLUSIVE);
+            match states.get(host).map(String::as_str) {
+                Some(EXCLUSIVE) => drop(self.exclusive.insert(id.to_owned(), true)),
+                Some(state) if SHARED.contains(&state) => drop(self.exclusive.insert(id.to_owned(), false)),
+                _ => {}
             }
         }
     }
@@ -102,14 +114,14 @@ impl Scheduler for Lsf {
         if window.until_s < window.now_s {
             return Ok(Vec::new());
         }
-        let mut answer = self.answer(programs, &["-a", "-u", "all"]);
+        let mut answer = retain_on(self.node.as_deref(), self.answer(programs, &["-a", "-u", "all"]));
         if let Ok(recorded) = &mut answer {
             let live: HashSet<&str> = live(recorded).map(|job| job.id.as_str()).collect();
             self.exclusive.retain(|id, _| live.contains(id.as_str()));
             self.learn_exclusive(programs, recorded);
             self.add_exclusive(recorded);
         }
-        retain_on(self.node.as_deref(), answer)
+        answer
     }
 
     fn ask_about(&mut self, programs: &mut Programs, ids: &[String]) -> Result<Vec<Recorded>, Trouble> {

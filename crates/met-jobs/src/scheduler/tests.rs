@@ -359,6 +359,13 @@ fn lsf_hosts_in_exclusive_mode_are_those_of_the_one_job_on_them() {
     assert_eq!(exclusive(lsf.ask(&mut programs, NOW).unwrap()), found, "each is asked about once");
     assert_eq!(exclusive(lsf.ask_about(&mut programs, &["1".to_owned()]).unwrap()), found);
     assert!(!_folder.path().join("bhosts.again").exists());
+    let mut lsf = lsf::Lsf::new(None);
+    let away = BHOSTS.replace("closed_Excl", "unreach");
+    let (_folder, mut programs) = saying(&[("bjobs", &bjobs), ("bhosts", &away)]);
+    assert_eq!(exclusive(lsf.ask(&mut programs, NOW).unwrap()), [None; 5], "not known while it is away");
+    let here = BHOSTS.replace("-l n1 n2", "-l n1");
+    let (_folder, mut programs) = saying(&[("bjobs", &bjobs), ("bhosts", &here)]);
+    assert_eq!(exclusive(lsf.ask(&mut programs, NOW).unwrap()), found, "asked again");
     let (_folder, mut programs) = saying(&[("bjobs", &bjobs)]);
     assert_eq!(exclusive(lsf::Lsf::new(None).ask(&mut programs, NOW).unwrap()), [None; 5], "without bhosts");
     assert!(lsf::host_states(b"HOST n1\nSTATUS CPUF\n").is_empty());

@@ -257,7 +257,10 @@ pub fn import_some(
         }
     }
     if ended_meanwhile {
-        ended.extend(writer.import_with(&how)?.ended);
+        let imported = writer.import_with(&how)?;
+        imported.problems.iter().for_each(|problem| tracing::warn!("{problem}"));
+        has_more |= imported.has_more;
+        ended.extend(imported.ended);
     }
     let left = remove_empty_cgroups(host, &ended);
     Ok(Imported { ended, left, has_more })

@@ -54,7 +54,7 @@ const RETAIN_EVERY: Duration = Duration::from_secs(3600);
 /// How long a server that starts restores live job state, before it listens.
 const RECALL_WITHIN: Duration = Duration::from_secs(10);
 
-/// What a keeper needs to know.
+/// What it needs to know.
 #[derive(Clone)]
 pub struct Plan {
     pub state: PathBuf,
@@ -138,7 +138,7 @@ impl ClusterWriter {
             Ok(mut work) => work.run(&receiver),
             Err(error) => read_only::run(&plan, &to_learn, error, &receiver),
         };
-        let thread = std::thread::Builder::new().name("keeper".to_owned()).spawn(run);
+        let thread = std::thread::Builder::new().name("cluster-writer".to_owned()).spawn(run);
         let thread = thread.map_err(|error| StoreError::Io { path: PathBuf::from("thread"), error })?;
         Ok(ClusterWriter { orders, thread: Some(thread), latest, hub, watching: Watching::default() })
     }

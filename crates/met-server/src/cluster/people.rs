@@ -14,7 +14,7 @@ use super::access;
 use super::accounts::Accounts;
 
 pub struct People {
-    /// To look up tokens; the keeper has one of its own.
+    /// To look up tokens; the writer has one of its own.
     log: Mutex<Log>,
     /// Who see all jobs, by a name that is not a token's.
     operators: Vec<String>,

@@ -120,7 +120,7 @@ fn what_a_job_has_become_is_in_the_next_list() {
 }
 
 #[test]
-fn nodes_are_reported_of_the_jobs_that_viewers_watch_who_see_them() {
+fn nodes_learn_of_the_jobs_that_viewers_watch_who_see_them() {
     let state = tempfile::tempdir().unwrap();
     let (cluster_writer, view) = start(state.path(), &NODES);
     let running = |manager: &str, id: &str| record(manager, id, START_S, State::Running, 0);

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_reported_of_their_own_jobs_for_a_while() {
+    fn nodes_learn_of_their_own_jobs_for_a_while() {
         let (watching, begin) = (Watching::default(), Instant::now());
         assert!(watching.of("n1", begin).is_empty());
         watching.watch(&Viewer::Everything, &[part("n1", 1), part("n2", 1)], begin);

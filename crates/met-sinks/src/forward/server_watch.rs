@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_listener_is_reported_and_only_of_something() {
+    fn only_a_listener_is_called_and_only_with_jobs() {
         let (watch, reported) = (ServerWatch::default(), Arc::new(Mutex::new(Vec::new())));
         let key = |id: &str| JobKey {
             cluster: None,

@@ -576,7 +576,7 @@ fn a_change_of_the_machines_health_is_sent_though_nothing_else_is() {
 }
 
 #[test]
-fn a_job_that_is_watched_at_the_server_is_reported_of_and_sent_sooner() {
+fn a_job_that_is_watched_at_the_server_is_announced_and_sent_sooner() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let plan = Plan { every: Duration::from_secs(3600), ..plan(folder.path(), &listener) };

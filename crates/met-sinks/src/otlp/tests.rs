@@ -215,7 +215,7 @@ fn a_full_queue_gives_up_the_oldest() {
 }
 
 #[test]
-fn names_and_values_are_reported_apart_and_nothing_else_is_taken() {
+fn names_and_values_are_distinguished_and_nothing_else_is_taken() {
     assert_eq!(pair("Authorization: Bearer a=b", ':'), Ok(("Authorization", "Bearer a=b")));
     for bad in ["", "=x", "a b=c", "a", "a=b\r\nX: y"] {
         assert!(pair(bad, '=').is_err(), "{bad:?}");

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn no_token_and_a_bad_one_are_reported_apart_and_neither_is_shown() {
+    fn no_token_and_a_bad_one_are_distinguished_and_neither_is_shown() {
         assert_eq!(token_in_line(" node-0123456789abcdef\n").unwrap(), "node-0123456789abcdef");
         assert!(token_in_line("\n").unwrap_err().to_string().starts_with("no token on"));
         let bad = token_in_line("bad\n").unwrap_err().to_string();

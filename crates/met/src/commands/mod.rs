@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_asked_for_an_id_and_did_not_get_it_is_reported_so() {
+    fn a_caller_that_gets_no_id_is_given_the_reason() {
         let record = met_core::sample::bare(1, "x");
         let code =
             |kind: io::ErrorKind, print_id| not_announced(&record, &kind.into(), print_id, "runs", "cancel");

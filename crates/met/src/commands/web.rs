@@ -81,7 +81,7 @@ pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
     if !args.background && output::stdout().is_terminal() {
         writeln!(output::stdout(), "The link opens once, in one browser. Ctrl-C ends the page.")?;
     }
-    while !is_reported_to_end(&signals) && (!args.background || personal.idle() < IDLE_MAX) {
+    while !is_asked_to_end(&signals) && (!args.background || personal.idle() < IDLE_MAX) {
         std::thread::sleep(LOOK_EVERY);
     }
     server.stop();
@@ -89,7 +89,7 @@ pub fn web(setting: Setting, args: &WebArgs) -> Result<i32> {
     Ok(0)
 }
 
-fn is_reported_to_end(signals: &Signals) -> bool {
+fn is_asked_to_end(signals: &Signals) -> bool {
     let ends = |number: i32| [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].contains(&number);
     std::iter::from_fn(|| signals.next()).any(|signal| ends(signal.number))
 }

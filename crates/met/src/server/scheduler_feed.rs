@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_away_is_reported_of_once_until_it_is_back() {
+    fn a_store_that_is_away_is_reported_once_until_it_is_back() {
         let mut scheduler_feed = SchedulerFeed::new().unwrap();
         let news = [false, true, true, true, false, false, true].map(|fails| scheduler_feed.is_news(fails));
         assert_eq!(news, [false, true, false, false, true, false, true]);

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_of_two_makers_are_reported_apart() {
+    fn gpus_of_two_makers_are_distinguished() {
         let gpu = |vendor: &str, name: &str| GpuLine {
             index: "0".to_owned(),
             vendor: vendor.to_owned(),

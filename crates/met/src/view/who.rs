@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_and_what_is_outside_of_them_are_reported_apart() {
+    fn jobs_and_what_is_outside_of_them_are_kept_apart() {
         let users = vec![
             UserUse {
                 name: Some("ada".to_owned()),

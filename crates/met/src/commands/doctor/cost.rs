@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_terminal_without_greek_letters_is_reported_microseconds_too() {
+    fn a_terminal_without_greek_letters_shows_microseconds_too() {
         let line =
             CostLine { source: "proc", every: Duration::from_secs(1), rows: 3, each_ns: Some(61_000.0) };
         let style = Style { ascii: true, ..Style::plain() };
