@@ -294,6 +294,20 @@ def a_changed_file_is_followed_without_a_signal(world):
 
 
 @test
+def a_file_that_is_removed_leaves_the_defaults(world):
+    world.configure("sampling:\n  interval: 3s\n")
+    job = world.run(*FOREVER)
+    world.daemon_pid()
+    equal(current(world)["sampling.interval"].split()[0], "3s", "by the file")
+    os.remove(world.config)
+    eventually(lambda: current(world)["sampling.interval"].split() == ["-", "default"], "the default")
+    for command in (("config", "--current"), ("run", "--", "true")):
+        equal(world.met(*command).ok().err, "", f"what {command} says of a file that nobody named")
+    world.configure("")
+    world.met("cancel", job).ok()
+
+
+@test
 def the_file_of_a_daemon_holds_for_all_commands(world):
     own = os.path.join(world.root, "own.yaml")
     with open(world.config) as file:

@@ -453,3 +453,49 @@ fn all_figures_of_a_process_that_ended_between_samples_are_lower_bounds() {
     let table = &table[..table.find("</section>").unwrap()];
     assert_eq!(table.matches('≥').count(), 4, "{table}");
 }
+
+/// The names of classes in the selectors of a style sheet.
+fn classes(css: &str) -> Vec<&str> {
+    let without_comments = css.split("/*").map(|part| part.split_once("*/").map_or(part, |(_, rest)| rest));
+    let selectors =
+        without_comments.flat_map(|part| part.split('}')).filter_map(|rule| rule.split('{').next());
+    let names = selectors.flat_map(|selector| selector.split('.').skip(1));
+    let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
+    let mut names: Vec<&str> =
+        names.map(|rest| &rest[..rest.find(|letter| !is_of_name(letter)).unwrap_or(rest.len())]).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+#[test]
+fn every_class_of_the_style_sheet_is_used() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sources = std::fs::read_to_string(folder.join("assets/met.js")).unwrap();
+    let mut folders = vec![folder.join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => sources.push_str(&std::fs::read_to_string(path).unwrap()),
+            }
+        }
+    }
+    let css = std::fs::read_to_string(folder.join("assets/met.css")).unwrap();
+    let found = classes(&css);
+    assert!(found.contains(&"card") && found.contains(&"meters"), "{found:?}");
+    // Of columns, lines and facts, whose names are put together.
+    let is_made = |name: &str| name.contains('-') || name.ends_with(|letter: char| letter.is_ascii_digit());
+    let is_used = |name: &str| {
+        let ends = |rest: &str| {
+            !rest.starts_with(|letter: char| letter.is_ascii_alphanumeric() || "_-(".contains(letter))
+        };
+        ['.', '"', ' ', '\''].iter().any(|before| {
+            let word = format!("{before}{name}");
+            sources.match_indices(&word).any(|(at, _)| ends(&sources[at + word.len()..]))
+        })
+    };
+    let unused: Vec<&str> = found.into_iter().filter(|name| !is_made(name) && !is_used(name)).collect();
+    assert!(unused.is_empty(), "no page has an element of these classes: {unused:?}");
+}

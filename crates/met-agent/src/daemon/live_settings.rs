@@ -272,10 +272,13 @@ impl LiveSettings {
 
     /// Reads the file again, and returns its name and what held before. A bad one changes nothing.
     pub(super) fn reread(&mut self, sampling: &Sampling) -> Option<(String, Config)> {
+        // A file that was not named may be removed: the next one holds, or the defaults do.
+        let usual = Config::usual_files();
+        let named = self.read.path.as_deref().filter(|path| !usual.iter().any(|one| one == path));
         // Before it is read: a change meanwhile is found by the next look.
-        let watched = watched(self.read.path.as_deref());
+        let watched = watched(named);
         self.watch = FileWatch::seen(watched.iter().map(|(_, stamp)| *stamp).collect());
-        let loaded = match Config::load(self.read.path.as_deref()) {
+        let loaded = match Config::load(named) {
             Ok(loaded) => loaded,
             Err(error) => {
                 tracing::error!("the configuration is not changed: {error}");

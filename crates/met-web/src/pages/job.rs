@@ -243,7 +243,7 @@ fn content(site: &Site, shown: &Shown<'_>, window: Window, beside: Beside) -> Ma
         (timelines(site, shown, window))
         section id="figures" data-live aria-labelledby="figures-title" {
             h2 id="figures-title" { "Figures" }
-            div.gpus { @for section in &report.sections { (self::section(site, section)) } }
+            div.cards { @for section in &report.sections { (self::section(site, section)) } }
         }
         (job_tables::parts(&report.parts))
         (job_tables::stragglers(record))
@@ -426,7 +426,7 @@ fn zoom(site: &Site, record: &Record, span: Span, window: Window) -> Markup {
 
 fn section(site: &Site, section: &Section) -> Markup {
     html! {
-        section.gpu {
+        section.card {
             h3 {
                 @match &section.heading {
                     Some(heading) => (self::heading(site, heading)),

@@ -84,14 +84,16 @@ fn wait_for_supervisor(setting: &Setting, record: &Record, supervisor: &OwnedFd)
 
 /// The record of a job that is over.
 fn wait_for(setting: &Setting, record: Record) -> Result<Record> {
-    if !record.state.is_live() {
-        return Ok(record);
-    }
     let supervisor = record.local.as_ref().and_then(|local| local.supervisor);
-    if let Some(pidfd) = supervisor.and_then(|supervisor| open_living(setting, supervisor))
-        && let Some(end) = wait_for_supervisor(setting, &record, &pidfd)
-    {
-        return Ok(end);
+    match supervisor.and_then(|supervisor| open_living(setting, supervisor)) {
+        // It may have written the end a moment ago, and the daemon does not have it yet.
+        Some(pidfd) => {
+            if let Some(end) = wait_for_supervisor(setting, &record, &pidfd) {
+                return Ok(end);
+            }
+        }
+        None if !record.state.is_live() => return Ok(record),
+        None => {}
     }
     let name = format!("{}:{}", record.key.manager, record.key.id);
     let mut now = AllJobs::open(setting)?.find(&name)?;

@@ -195,6 +195,10 @@ fn explained(rule: &Rule, explanation: &Explanation, style: &Style) -> String {
 /// The first thing that kept a rule silent.
 fn silence(explanation: &Explanation) -> String {
     match explanation.steps.iter().find(|step| step.passed != Some(true)) {
+        // A number that is at least so much is known, and still decides nothing.
+        Some(step) if step.passed.is_none() && explanation.unknown.is_empty() => {
+            format!("cannot be decided: {}", step.asked)
+        }
         Some(step) if step.passed.is_none() => format!("unknown: {}", explanation.unknown.join(", ")),
         Some(step) => format!("does not hold: {}", step.asked),
         None => "a number of its message is unknown".to_owned(),
