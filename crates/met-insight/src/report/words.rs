@@ -3,7 +3,7 @@
 use met_core::job::QualityKind;
 use met_core::units;
 
-use super::{Amount, Detail, Measure, Report};
+use super::{Amount, Detail, Measure, Meter, Report};
 
 /// The sign in front of an amount that was not measured as such.
 pub fn mark(quality: QualityKind) -> Option<(&'static str, &'static str)> {
@@ -37,6 +37,18 @@ pub fn amount(amount: &Amount) -> String {
 /// With the sign in front of it.
 pub fn marked(value: &Amount) -> String {
     units::marked(mark(value.quality).map_or("", |(sign, _)| sign), &amount(value))
+}
+
+/// What a meter shows: `3.76 of 8 cores, average`.
+pub fn meter(meter: &Meter) -> String {
+    let unit = match meter.used.measure {
+        Measure::Cores if meter.whole.value == 1.0 => " core",
+        Measure::Cores => " cores",
+        Measure::Gpus if meter.whole.value == 1.0 => " GPU",
+        Measure::Gpus => " GPUs",
+        _ => "",
+    };
+    format!("{} of {}{unit}, {}", marked(&meter.used), amount(&meter.whole), meter.of)
 }
 
 /// As one phrase.

@@ -335,7 +335,7 @@ fn meters(meters: &[Meter]) -> Markup {
                         span.label { (meter.label) }
                         (layout::bar(meter.share, "good"))
                         span.share { (units::percent(meter.share)) }
-                        span.dim { (amount(&meter.used)) " of " (amount(&meter.whole)) ", " (meter.of) }
+                        span.dim { (words::meter(meter)) }
                     }
                 }
             }

@@ -1,11 +1,11 @@
 //! Meters, shares of what was given, and the table of steps and tasks.
 
-use met_insight::report::{Amount, Measure, Meter, PartLine, ShareLine};
+use met_insight::report::{Amount, Meter, PartLine, ShareLine};
 
 use super::{LABEL_COLUMNS, Page};
 use crate::view::{Paint, text};
 use met_core::units;
-use met_insight::report::words::{amount, marked};
+use met_insight::report::words::{self, marked};
 
 /// The text beside a meter's bar: `  47%  3.76 of 8 cores, average`.
 const METER_TEXT_COLUMNS: usize = 37;
@@ -16,13 +16,7 @@ pub(super) fn meter(page: &Page<'_>, meter: &Meter) -> String {
     let room = page.width.saturating_sub(LABEL_COLUMNS + 2 + METER_TEXT_COLUMNS).max(8);
     let bar = bar(meter.share, room);
     let paint = if meter.share > 0.9 { Paint::Yellow } else { Paint::Cyan };
-    let unit = match meter.used.measure {
-        Measure::Cores => " cores",
-        Measure::Gpus if meter.whole.value == 1.0 => " GPU",
-        Measure::Gpus => " GPUs",
-        _ => "",
-    };
-    let words = format!("{} of {}{unit}, {}", marked(&meter.used), amount(&meter.whole), meter.of);
+    let words = words::meter(meter);
     let words = text::cut(&words, page.width - LABEL_COLUMNS - 2 - room - 8, page.style.ascii);
     format!(
         "{}  {}{} {}  {words}",
