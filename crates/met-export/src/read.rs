@@ -5,7 +5,8 @@ use std::io::BufReader;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use met_core::text::escape;
 use rustix::fs::OFlags;
 
 use crate::{ExportedJob, Format, hdf5, jsonl};
@@ -15,12 +16,23 @@ pub const FILE_BYTES_MAX: u64 = 4 << 30;
 
 /// Calls `each` with every job of a file, one after the other.
 pub fn read(path: &Path, each: &mut dyn FnMut(ExportedJob) -> Result<()>) -> Result<()> {
-    let format = Format::of(path);
     let named = || path.display().to_string();
-    match format.filter(|format| format.is_whole()) {
-        Some(Format::Jsonl) => jsonl::read(BufReader::new(open(path)?), each).with_context(named),
-        Some(_) => hdf5::read(open(path)?, each).with_context(named),
+    let mut refused = None;
+    let mut each = |job| {
+        each(job).map_err(|error| {
+            refused = Some(error);
+            anyhow!("stopped by the caller")
+        })
+    };
+    let read = match Format::of(path).filter(|format| format.is_whole()) {
+        Some(Format::Jsonl) => jsonl::read(BufReader::new(open(path)?), &mut each),
+        Some(_) => hdf5::read(open(path)?, &mut each),
         None => bail!("{}: only .jsonl and .h5 files hold whole jobs", named()),
+    };
+    match refused {
+        Some(error) => Err(error).with_context(named),
+        // What is wrong may be named in words of the file, which may hold anything.
+        None => read.map_err(|error| anyhow!(escape(&format!("{error:#}")))).with_context(named),
     }
 }
 

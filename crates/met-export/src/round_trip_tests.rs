@@ -251,6 +251,8 @@ fn what_cannot_be_right_is_refused_with_its_line() {
         1,
     );
     assert!(said(&other).contains("line 2: a line of another job"), "{}", said(&other));
+    let hostile = text.replace("\"state\":\"", "\"state\":\"\\u001b]0;x\\u0007\\nall is well");
+    assert!(hostile != text && !said(&hostile).contains(char::is_control), "{:?}", said(&hostile));
     // What a later version adds is passed over.
     let known = format!("{{\"type\":\"note\"}}\n{text}").replacen(
         "\"type\":\"job\"",
