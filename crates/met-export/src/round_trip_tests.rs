@@ -226,6 +226,20 @@ fn a_parquet_file_is_whole_with_and_without_rows() {
 }
 
 #[test]
+fn what_is_wrong_with_a_file_is_said_without_its_control_characters() {
+    let text = String::from_utf8(written(Format::Jsonl, Rows::Jobs, &jobs())).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.jsonl");
+    let state = "\"state\":\"";
+    std::fs::write(&path, text.replace(state, &format!("{state}\\u001b]0;x\\u0007\\nall is well"))).unwrap();
+    let said = format!("{:#}", crate::read(&path, &mut |_| Ok(())).unwrap_err());
+    assert!(said.contains("all is well") && !said.contains(char::is_control), "{said:?}");
+    std::fs::write(&path, text).unwrap();
+    let refused = crate::read(&path, &mut |_| anyhow::bail!("no more\nof it")).unwrap_err();
+    assert!(format!("{refused:#}").ends_with("no more\nof it"), "what the caller says stays: {refused:#}");
+}
+
+#[test]
 fn what_cannot_be_right_is_refused_with_its_line() {
     let bytes = written(Format::Jsonl, Rows::Jobs, &jobs());
     let text = String::from_utf8(bytes).unwrap();
@@ -251,8 +265,6 @@ fn what_cannot_be_right_is_refused_with_its_line() {
         1,
     );
     assert!(said(&other).contains("line 2: a line of another job"), "{}", said(&other));
-    let hostile = text.replace("\"state\":\"", "\"state\":\"\\u001b]0;x\\u0007\\nall is well");
-    assert!(hostile != text && !said(&hostile).contains(char::is_control), "{:?}", said(&hostile));
     // What a later version adds is passed over.
     let known = format!("{{\"type\":\"note\"}}\n{text}").replacen(
         "\"type\":\"job\"",
