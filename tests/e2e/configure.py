@@ -296,14 +296,17 @@ def a_changed_file_is_followed_without_a_signal(world):
 @test
 def a_file_that_is_removed_leaves_the_defaults(world):
     world.configure("sampling:\n  interval: 3s\n")
+    usual = world.path("config/met/met.yaml")
+    os.makedirs(os.path.dirname(usual))
+    os.rename(world.config, usual)
+    world.env.update({"MET_CONFIG": "", "XDG_CONFIG_HOME": world.path("config")})
     job = world.run(*FOREVER)
     world.daemon_pid()
     equal(current(world)["sampling.interval"].split()[0], "3s", "by the file")
-    os.remove(world.config)
+    os.remove(usual)
     eventually(lambda: current(world)["sampling.interval"].split() == ["-", "default"], "the default")
     for command in (("config", "--current"), ("run", "--", "true")):
-        equal(world.met(*command).ok().err, "", f"what {command} says of a file that nobody named")
-    world.configure("")
+        equal(world.met(*command).ok().err, "", f"what {command} says of a file that no option named")
     world.met("cancel", job).ok()
 
 
