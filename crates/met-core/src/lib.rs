@@ -57,7 +57,7 @@ pub mod table;
 pub mod text;
 pub mod units;
 pub mod usage;
-mod varint;
+pub mod varint;
 pub mod watched;
 pub mod work;
 

@@ -1,15 +1,17 @@
 //! Numbers in as few bytes as they need.
 
 /// Numbers near 0 are small, whatever their sign.
-pub(crate) fn zigzag(value: i64) -> u64 {
+#[inline(always)]
+pub fn zigzag(value: i64) -> u64 {
     ((value << 1) ^ (value >> 63)) as u64
 }
 
-pub(crate) fn unzigzag(value: u64) -> i64 {
+#[inline(always)]
+pub fn unzigzag(value: u64) -> i64 {
     (value >> 1) as i64 ^ -((value & 1) as i64)
 }
 
-pub(crate) fn put(bytes: &mut Vec<u8>, mut value: u64) {
+pub fn put(bytes: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         bytes.push(value as u8 | 0x80);
         value >>= 7;

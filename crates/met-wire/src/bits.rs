@@ -2,24 +2,7 @@
 
 use crate::column::Damaged;
 
-/// Folds the sign into the lowest bit: 0, -1, 1, -2 become 0, 1, 2, 3.
-#[inline(always)]
-pub(crate) fn zigzag(value: i64) -> u64 {
-    ((value << 1) ^ (value >> 63)) as u64
-}
-
-#[inline(always)]
-pub(crate) fn unzigzag(folded: u64) -> i64 {
-    (folded >> 1) as i64 ^ -((folded & 1) as i64)
-}
-
-pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
+pub(crate) use met_core::varint::{put as put_varint, unzigzag, zigzag};
 
 /// Bytes not read yet.
 pub(crate) struct Input<'a> {
