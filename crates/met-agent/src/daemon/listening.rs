@@ -18,6 +18,7 @@ use met_web::problem::Problem;
 use met_web::scrape::{METRICS, Wanted};
 
 use super::last_tick::MetricsCache;
+use super::memory_release;
 use super::privilege;
 use met_config::Place;
 use met_query::client::{Client, Unreachable};
@@ -221,7 +222,9 @@ fn answer(metrics_cache: &MetricsCache, peer: &Peer, headers: &HeaderMap) -> Res
     // Every user of this machine can read the page without a login, so user names are shown only to
     // authenticated clients.
     let wanted = Wanted::of(headers, peer.is_known());
-    match metrics_cache.page(wanted) {
+    let page = metrics_cache.page(wanted);
+    memory_release::limit_code();
+    match page {
         Ok(page) => wanted.respond(axum::body::Bytes::from_owner(page)),
         Err(old) => (StatusCode::SERVICE_UNAVAILABLE, format!("{old}\n")).into_response(),
     }

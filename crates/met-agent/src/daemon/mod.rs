@@ -85,9 +85,6 @@ const SETTLE_EVERY: Duration = Duration::from_millis(500);
 /// While the sampling thread is blocked, what needs it is tried again this often.
 const RETRY_EVERY: Duration = Duration::from_millis(50);
 const RETENTION_EVERY: Duration = Duration::from_secs(3600);
-/// Ticks need half of the code that starting, opening sources and answering does. More often would cost more than it
-/// gives: every thread has to get its pages again.
-const GIVE_BACK_EVERY: Duration = Duration::from_secs(30);
 /// So long after the last job and question nothing is expected soon.
 const REST_AFTER: Duration = Duration::from_secs(5);
 
@@ -135,7 +132,6 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
         idle_exit: (auto && !place.system).then_some(setting.config.daemon.idle_exit),
         busy_at: Instant::now(),
         rests: false,
-        gave_back: Instant::now(),
         flushed: None,
         next_retention: Instant::now(),
     };
@@ -215,8 +211,6 @@ struct Daemon {
     idle_exit: Option<Duration>,
     busy_at: Instant,
     rests: bool,
-    /// When code that starting and answering had needed was last given back while there were jobs.
-    gave_back: Instant,
     flushed: Option<Instant>,
     next_retention: Instant,
 }
@@ -483,8 +477,9 @@ impl Daemon {
             self.flushed = Some(now);
             // What was written is not held any more, by jobs or by the writer.
             memory_release::give_back_free();
-            if self.rests {
-                memory_release::give_back_code();
+            match self.rests {
+                true => memory_release::give_back_code(),
+                false => memory_release::limit_code(),
             }
         }
         let retain = now >= self.next_retention || self.service.is_retention_due();
@@ -496,10 +491,6 @@ impl Daemon {
         }
         if !self.is_idle() {
             self.busy_at = now;
-        }
-        if now >= self.gave_back + GIVE_BACK_EVERY {
-            memory_release::give_back_code();
-            self.gave_back = now;
         }
     }
 

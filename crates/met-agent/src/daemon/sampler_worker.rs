@@ -182,6 +182,7 @@ impl Worker {
                 if let Some(ticker) = ticker {
                     self.sampler.publish_tick(ticker);
                 }
+                memory_release::limit_code();
             } else {
                 self.look_at_node();
                 self.look_at_rest();
