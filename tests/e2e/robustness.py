@@ -477,7 +477,7 @@ def an_end_written_while_jobs_are_listed_is_not_lost(world):
 
 @test
 def a_daemon_that_hangs_does_not_stretch_a_job(world):
-    keeper = world.run("sleep", "1000")
+    first = world.run("sleep", "1000")
     daemon = world.daemon_pid()
     os.kill(daemon, signal.SIGSTOP)
     try:
@@ -492,7 +492,7 @@ def a_daemon_that_hangs_does_not_stretch_a_job(world):
     world.met("wait", job).expect(0)
     wall = world.show(job)["totals"]["wall_seconds"]
     check(wall < 1 + 2 * ran_s, f"wall {wall} s, ran at most {ran_s} s")
-    world.met("cancel", keeper).ok()
+    world.met("cancel", first).ok()
 
 
 @test

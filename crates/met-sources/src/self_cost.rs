@@ -124,7 +124,7 @@ impl Runner {
         runner
     }
 
-    /// Opens a source anew, as other options ask for it; it may come, stay or go. The others are not disturbed.
+    /// Reopens a source, as other options ask for it; it may come, stay or go. The others are not disturbed.
     pub fn reopen(&mut self, name: &str, host: &Host, options: &Options) {
         let Some((part, &spec)) = (0..).zip(SOURCES).find(|(_, spec)| spec.name == name) else { return };
         let options = &Options {

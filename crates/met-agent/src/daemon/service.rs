@@ -195,7 +195,7 @@ impl Service {
         claims::check_kind(record)?;
         bounds::bound(record);
         let known = self.recorder.known(&record.key, &self.registry)?;
-        // A job may end before its start was told. A system daemon then knows it by the id it gave away;
+        // A job may end before its start was reported. A system daemon then knows it by the id it gave away;
         // other jobs are kept by their owners.
         let is_his = match &known {
             Some(known) => access.covers(peer, known.uid) && !self.is_anothers(known, record, peer),
@@ -432,13 +432,13 @@ impl Service {
         if found.captures.sluid.as_ref() != Some(&found.id) {
             self.rename(found.job, &found.id);
         }
-        // Whoever is in it already is not told of again.
+        // A process that is in it already is not reported again.
         if !found.pids.is_empty() {
             self.identify(found.job);
         }
     }
 
-    /// What its scheduler had told of a job before it was found, and what its own record does not say.
+    /// What its scheduler had reported of a job before it was found, and what its own record does not say.
     fn follow_allocation(&self, key: &JobKey) {
         if let Ok(Some(known)) = self.recorder.writer.get(key) {
             self.sampling.allocate(&known);
@@ -555,12 +555,12 @@ impl Service {
         );
     }
 
-    /// Readable when a scheduler has told something, unless what was told before waits to be written.
+    /// Readable when a scheduler has replied, unless an earlier reply waits to be written.
     pub fn bell(&self) -> Option<BorrowedFd<'_>> {
         self.schedulers.bell().filter(|_| self.recorder.unwritten.reported.is_none())
     }
 
-    /// Keeps a piece of what schedulers told: some dozens of jobs at a time, others have their turn in between.
+    /// Writes a piece of what schedulers reported: some dozens of jobs at a time, others have their turn in between.
     pub fn hear(&mut self) {
         for record in self.recorder.hear(&mut self.schedulers, &mut self.outputs) {
             if self.registry.jobs.contains_key(&record.key) {

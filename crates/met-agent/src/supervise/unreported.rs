@@ -1,4 +1,4 @@
-//! The end of a job that the daemon of the machine could not be told, because it was away. A daemon for everybody
+//! The end of a job that could not be reported to the system daemon, because it was away. A daemon for all users
 //! reads no user's files, so whoever knows the end stays until it is back.
 
 use std::time::{Duration, Instant};
