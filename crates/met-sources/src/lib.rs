@@ -27,6 +27,7 @@ pub mod process;
 pub mod rapl;
 pub mod redfish;
 mod row_parts;
+mod runner;
 pub mod self_cost;
 mod sysfs;
 pub mod taskstats;
@@ -48,7 +49,7 @@ pub const NO_ANSWER: &str = nvidia::NO_ANSWER;
 
 pub use heartbeat::{At, Heartbeat};
 pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
-pub use self_cost::{Fault, NewError, NodeSource, Runner, Wrong};
+pub use runner::{Fault, NewError, NodeSource, Runner, Wrong};
 
 /// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.
 pub static SOURCES: &[&SourceSpec] = &[
@@ -234,10 +235,10 @@ pub struct Options {
 /// Who calls a driver that may never answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DriverCalls {
-    /// A thread of the source's own: whoever reads is never kept.
+    /// A thread of the source's own: the reader is never blocked.
     #[default]
     Apart,
-    /// Whoever reads. Cheaper, for somebody who is replaced if that keeps him.
+    /// The reader. Cheaper, for a thread that is replaced if that blocks it.
     Direct,
 }
 
@@ -428,6 +429,7 @@ mod tests {
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let shared = [
             "lib",
+            "runner",
             "self_cost",
             "fixture_tests",
             "fuzz",
