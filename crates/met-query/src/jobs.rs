@@ -380,7 +380,7 @@ impl AllJobs {
         Ok(())
     }
 
-    /// Tells the end of a job to whoever has it.
+    /// Reports the end of a job to the source that has it.
     pub fn close(&mut self, end: &Record) -> Result<()> {
         for source in &mut self.sources {
             if has(source.as_ref(), &end.key)? {

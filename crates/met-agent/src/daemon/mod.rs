@@ -249,7 +249,7 @@ impl Daemon {
             if self.serve_connections(&ready.connections) {
                 return Ok(());
             }
-            // Afterwards: whoever has to make room changes the places of the others.
+            // Afterwards: one that has to make room changes the places of the others.
             if ready.knocked {
                 self.let_in();
             }
