@@ -11,14 +11,14 @@ pub struct NodeBlock {
     /// With fewer rows there is nothing to show.
     pub rows_min: usize,
     /// The lines of one row on a machine with so many CPUs.
-    pub lines: fn(&NodeRow, u32) -> Vec<Line>,
+    pub lines: fn(&NodeRow, u32) -> Vec<NodeLine>,
 }
 
 impl NodeBlock {
     pub const fn new(
         title: &'static str,
         table: &'static Table,
-        lines: fn(&NodeRow, u32) -> Vec<Line>,
+        lines: fn(&NodeRow, u32) -> Vec<NodeLine>,
     ) -> NodeBlock {
         NodeBlock { title, table, rows_min: 1, lines }
     }
@@ -26,22 +26,22 @@ impl NodeBlock {
 
 /// One without parts is not shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct NodeLine {
     /// Of a device; `None` for the whole machine.
     pub name: Option<String>,
     pub parts: Vec<String>,
 }
 
-impl Line {
+impl NodeLine {
     /// A device, and each value that is known, after its words.
-    pub fn named(name: impl Into<String>, values: &[(&str, Option<String>)]) -> Line {
+    pub fn named(name: impl Into<String>, values: &[(&str, Option<String>)]) -> NodeLine {
         let part = |(words, value): &(&str, Option<String>)| Some(format!("{words}{}", value.as_ref()?));
-        Line { name: Some(name.into()), parts: values.iter().filter_map(part).collect() }
+        NodeLine { name: Some(name.into()), parts: values.iter().filter_map(part).collect() }
     }
 
     /// About the whole machine: each part that is known.
-    pub fn of_machine(parts: impl IntoIterator<Item = Option<String>>) -> Line {
-        Line { name: None, parts: parts.into_iter().flatten().collect() }
+    pub fn of_machine(parts: impl IntoIterator<Item = Option<String>>) -> NodeLine {
+        NodeLine { name: None, parts: parts.into_iter().flatten().collect() }
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::node::NodeRow;
-use met_core::node_block::{Line, NodeBlock};
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::{NANO, ONE};
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels, units};
 use met_host::{Host, KeptFile, Share, Targets, parse};
@@ -54,7 +54,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 pub(crate) static BLOCK: NodeBlock = NodeBlock::new("Disks", &TABLE, now);
 
-fn now(row: &NodeRow, _: u32) -> Vec<Line> {
+fn now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
     let requests = row.rate(READS).zip(row.rate(WRITES));
     let values = [
         ("read ", row.rate(READ).map(units::bytes_per_second)),
@@ -62,7 +62,7 @@ fn now(row: &NodeRow, _: u32) -> Vec<Line> {
         ("requests/s ", requests.map(|(reads, writes)| units::count(reads + writes))),
         ("busy ", row.rate(BUSY).map(|share| units::percent(share.min(1.0)))),
     ];
-    vec![Line::named(row.label(label::DEVICE), &values)]
+    vec![NodeLine::named(row.label(label::DEVICE), &values)]
 }
 
 /// The kernel counts in sectors of this size, whatever those of the device are.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::node::NodeRow;
-use met_core::node_block::{Line, NodeBlock};
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::ONE;
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, labels, units};
 use met_host::{Host, Targets, parse};
@@ -53,7 +53,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 pub(crate) static BLOCK: NodeBlock = NodeBlock::new("Fabric", &TABLE, now);
 
-fn now(row: &NodeRow, _: u32) -> Vec<Line> {
+fn now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
     let errors = row.rate(SYMBOL_ERRORS).filter(|rate| *rate > 0.0);
     let values = [
         ("received ", row.rate(RECEIVED).map(units::bytes_per_second)),
@@ -62,7 +62,7 @@ fn now(row: &NodeRow, _: u32) -> Vec<Line> {
         ("symbol errors/s ", errors.map(units::count)),
     ];
     let [device, port, link] = [label::DEVICE, label::PORT, label::LINK].map(|index| row.label(index));
-    vec![Line::named(format!("{device}/{port} {link}"), &values)]
+    vec![NodeLine::named(format!("{device}/{port} {link}"), &values)]
 }
 
 const FOLDER: &str = "/sys/class/infiniband";

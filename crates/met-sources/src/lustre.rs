@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::node::NodeRow;
-use met_core::node_block::{Line, NodeBlock};
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::ONE;
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels, units};
 use met_host::{Host, Targets, parse};
@@ -48,13 +48,13 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 pub(crate) static BLOCK: NodeBlock = NodeBlock::new("Lustre", &TABLE, now);
 
-fn now(row: &NodeRow, _: u32) -> Vec<Line> {
+fn now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
     let values = [
         ("read ", row.rate(READ).map(units::bytes_per_second)),
         ("written ", row.rate(WRITTEN).map(units::bytes_per_second)),
         ("opens/s ", row.rate(OPENS).map(units::count)),
     ];
-    vec![Line::named(row.label(label::FILE_SYSTEM), &values)]
+    vec![NodeLine::named(row.label(label::FILE_SYSTEM), &values)]
 }
 
 /// Newer versions are in the second place.

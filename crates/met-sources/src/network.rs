@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::node::NodeRow;
-use met_core::node_block::{Line, NodeBlock};
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::ONE;
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, job_table, units};
 use met_host::{Host, KeptFile, PidPath, Share, Targets, TaskRole, parse};
@@ -71,7 +71,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 pub(crate) static BLOCK: NodeBlock = NodeBlock::new("Network", &device::TABLE, now);
 
-fn now(row: &NodeRow, _: u32) -> Vec<Line> {
+fn now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
     use device::{DROPPED_RECEIVED, DROPPED_SENT, ERRORS_RECEIVED, ERRORS_SENT, RECEIVED, SENT};
     // A device that never carried anything is not worth a line.
     if row.level(RECEIVED) == Some(0.0) && row.level(SENT) == Some(0.0) {
@@ -84,7 +84,7 @@ fn now(row: &NodeRow, _: u32) -> Vec<Line> {
         ("sent ", row.rate(SENT).map(units::bytes_per_second)),
         ("packets lost/s ", (lost > 0.0).then(|| units::count(lost))),
     ];
-    vec![Line::named(row.label(device::label::DEVICE), &values)]
+    vec![NodeLine::named(row.label(device::label::DEVICE), &values)]
 }
 
 const FILE: &str = "net/dev";

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::node::NodeRow;
-use met_core::node_block::{Line, NodeBlock};
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::{NANO, ONE};
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels, units};
 use met_host::{Host, Targets, parse};
@@ -39,7 +39,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 
 pub(crate) static BLOCK: NodeBlock = NodeBlock::new("NFS", &TABLE, now);
 
-fn now(row: &NodeRow, _: u32) -> Vec<Line> {
+fn now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
     let wait = row.rate(WAIT).zip(row.rate(OPERATIONS)).filter(|(_, operations)| *operations > 0.0);
     let values = [
         ("received ", row.rate(RECEIVED).map(units::bytes_per_second)),
@@ -47,7 +47,7 @@ fn now(row: &NodeRow, _: u32) -> Vec<Line> {
         ("requests/s ", row.rate(OPERATIONS).map(units::count)),
         ("each ", wait.map(|(wait, operations)| units::duration(wait / operations))),
     ];
-    vec![Line::named(row.label(label::MOUNT), &values)]
+    vec![NodeLine::named(row.label(label::MOUNT), &values)]
 }
 
 const FILE: &str = "/proc/self/mountstats";

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::node::NodeRow;
-use met_core::node_block::{Line, NodeBlock};
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::{MILLI, NANO, ONE};
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, units};
 use met_host::{Host, KeptFile, Share, Targets, parse};
@@ -141,7 +141,7 @@ pub(crate) static CPU_BLOCK: NodeBlock = NodeBlock::new("CPU", &TABLE, cpu_now);
 pub(crate) static MEMORY_BLOCK: NodeBlock = NodeBlock::new("Memory", &TABLE, memory_now);
 pub(crate) static PRESSURE_BLOCK: NodeBlock = NodeBlock::new("Pressure", &TABLE, pressure_now);
 
-fn cpu_now(row: &NodeRow, cpus: u32) -> Vec<Line> {
+fn cpu_now(row: &NodeRow, cpus: u32) -> Vec<NodeLine> {
     let share = |words: &str, columns: &[usize]| {
         let cores: Option<f64> = columns.iter().map(|&column| row.rate(column)).sum();
         Some(format!("{words} {}", units::percent(cores? / f64::from(cpus.max(1)))))
@@ -166,10 +166,10 @@ fn cpu_now(row: &NodeRow, cpus: u32) -> Vec<Line> {
         per_second("interrupts", INTERRUPTS),
         per_second("forks", FORKS),
     ];
-    vec![Line::of_machine(shares), Line::of_machine([load, threads]), Line::of_machine(rates)]
+    vec![NodeLine::of_machine(shares), NodeLine::of_machine([load, threads]), NodeLine::of_machine(rates)]
 }
 
-fn memory_now(row: &NodeRow, _: u32) -> Vec<Line> {
+fn memory_now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
     let memory = row.level(MEMORY_TOTAL).zip(row.level(MEMORY_AVAILABLE)).map(|(total, available)| {
         let used = total - available;
         let (used_text, total_text) = (units::bytes(used), units::bytes(total));
@@ -186,15 +186,15 @@ fn memory_now(row: &NodeRow, _: u32) -> Vec<Line> {
         moved.map(|(back, _)| format!("in {}", units::bytes_per_second(back))),
         moved.map(|(_, out)| format!("out {}", units::bytes_per_second(out))),
     ];
-    vec![Line::of_machine([memory, cache]), Line::of_machine(swap)]
+    vec![NodeLine::of_machine([memory, cache]), NodeLine::of_machine(swap)]
 }
 
-fn pressure_now(row: &NodeRow, _: u32) -> Vec<Line> {
+fn pressure_now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
     let share = |words: &str, column| Some(format!("{words} {}", units::percent(row.rate(column)?)));
     let shares = [share("CPU", PRESSURE_CPU), share("memory", PRESSURE_MEMORY), share("I/O", PRESSURE_IO)];
     let is_known = shares.iter().any(Option::is_some);
     let meaning = is_known.then(|| "(share of time in which some task waited)".to_owned());
-    vec![Line::of_machine(shares.into_iter().chain([meaning]))]
+    vec![NodeLine::of_machine(shares.into_iter().chain([meaning]))]
 }
 
 struct Node {

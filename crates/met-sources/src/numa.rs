@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use met_core::node::NodeRow;
-use met_core::node_block::{Line, NodeBlock};
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::ONE;
 use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels, units};
 use met_host::{Dir, Host, KeptFile, Share, Targets, parse};
@@ -38,7 +38,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
 /// One NUMA node is the machine.
 pub(crate) static BLOCK: NodeBlock = NodeBlock { rows_min: 2, ..NodeBlock::new("NUMA", &TABLE, now) };
 
-fn now(row: &NodeRow, _: u32) -> Vec<Line> {
+fn now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
     let total = row.level(MEMORY_TOTAL);
     let used = total.zip(row.level(MEMORY_FREE)).map(|(total, free)| total - free);
     let values = [
@@ -46,7 +46,7 @@ fn now(row: &NodeRow, _: u32) -> Vec<Line> {
         ("of ", total.map(units::bytes)),
         ("remote pages/s ", row.rate(FOREIGN).map(units::count)),
     ];
-    vec![Line::named(format!("node {}", row.label(label::NUMA_NODE)), &values)]
+    vec![NodeLine::named(format!("node {}", row.label(label::NUMA_NODE)), &values)]
 }
 
 const FOLDER: &str = "/sys/devices/system/node";
