@@ -421,7 +421,7 @@ def a_total_is_never_below_what_was_sampled(world, uid):
     need_root()
     count, faults = 12, 400
     user = world.user(uid)
-    keeper = user.run("sleep", "1000")
+    first = user.run("sleep", "1000")
     user.daemon_pid()
     job = user.run(*world.workload("ignored_at_once", count, faults, "ready", "go"))
     user.appears("ready")
@@ -439,12 +439,12 @@ def a_total_is_never_below_what_was_sampled(world, uid):
     for name in ("page_faults_minor", "context_switches_voluntary", "context_switches_involuntary", "read_call", "read_calls", "write_call"):
         seen = series(user, job).get(name, [])
         check(seen == sorted(seen), f"{name} falls: {seen}")
-    user.met("cancel", keeper).ok()
+    user.met("cancel", first).ok()
 
 
 @test
 def what_a_supervisor_reads_of_itself_is_not_taken_from_the_job(world):
-    keeper = world.run("sleep", "1000")
+    first = world.run("sleep", "1000")
     world.daemon_pid()
     job = world.run("sh", "-c", "while [ ! -e go ]; do sleep 0.1; done")
     eventually(lambda: len(series(world, job).get("read_calls", [])) >= 2, "samples of the job")
@@ -457,4 +457,4 @@ def what_a_supervisor_reads_of_itself_is_not_taken_from_the_job(world):
     total = next(value for name, value in record["totals"].items() if name.startswith("read_calls"))
     quality = next(value for name, value in record["quality"].items() if name.startswith("read_calls"))
     check(total >= 1 and "/proc/PID/io" in quality["source"], f"{total} {quality}")
-    world.met("cancel", keeper).ok()
+    world.met("cancel", first).ok()

@@ -246,9 +246,9 @@ def events_of_a_running_job_are_series_that_follow_live_changes(world):
     user = world.someone()
     job = user.run("sh", "-c", "while :; do /bin/true; done")
     eventually(lambda: on_page(ask, "met_job_processes_total", job), "the job is sampled")
-    told = world.met("configure", "--perf", "page_faults,context_switches", "--job", job).ok()
-    if told.err:
-        raise Skip(told.err.strip())
+    configured = world.met("configure", "--perf", "page_faults,context_switches", "--job", job).ok()
+    if configured.err:
+        raise Skip(configured.err.strip())
     series = lambda name: ask(f"/api/v1/jobs/{job}/series?event={name}").json()
     # Of a sampler that is busy, an answer has only what is stored.
     found = eventually(lambda: len((found := series("page_faults"))["times"]) >= 2 and found,

@@ -10,7 +10,7 @@ from harness import DEADLINE_S, Skip, check, close_to, each, equal, eventually, 
 
 #: How exact a measured total must be, and the slack of small trees: the end of a process is in no report of its own.
 SHARE, SLACK_S, SLACK_OF_PROCESS_S = 0.03, 0.03, 0.003
-#: An interpreter that is executed anew uses about this before it begins.
+#: An interpreter that is executed again uses about this before it begins.
 START_S = 0.03
 MIB = 1 << 20
 

@@ -703,7 +703,7 @@ def hostile_batches_are_refused_with_a_reason(world):
         ]:
             status, said = post(body, shown)
             check(status == code and words in said, f"{body[:12]!r}: {status} {said!r}, not {code} {words!r}")
-        # Told before the bytes come, as it should be.
+        # Refused before the bytes come, as it should be.
         announced = http.client.HTTPConnection("127.0.0.1", made.forwarded, timeout=30)
         announced.putrequest("POST", "/api/v1/batches")
         announced.putheader("Authorization", f"Bearer {token}")

@@ -99,9 +99,9 @@ def the_processes_of_a_job_that_is_over_are_known(world):
     if os.getuid() == 0:
         check(len(kept) >= 2, f"a child between two looks: {kept}")
         check(all(process["end"] >= process["start"] for process in kept), kept)
-    told = world.me.met("ps", job["job"]["id"]).ok().out
+    shown = world.me.met("ps", job["job"]["id"]).ok().out
     for process in kept:
-        check(str(process["pid"]) in told, f"{process['pid']} in {told}")
+        check(str(process["pid"]) in shown, f"{process['pid']} in {shown}")
 
 
 @test

@@ -145,7 +145,7 @@ def a_system_daemon_needs_no_second_one_for_what_it_reads(world):
         raise Skip("root cannot read taskstats here")
     world.start_system_daemon()
     found = finding(user, "taskstats")
-    equal((found["health"], found["remedy"]), ("ok", None), "what a user is told")
+    equal((found["health"], found["remedy"]), ("ok", None), "what a user reads")
     check("read by the daemon" in found["detail"], found)
 
 
@@ -310,10 +310,10 @@ def processes_begin_and_end_when_they_did(world):
     room_s = 0.02
     # Sampled so rarely that most of them are never seen alive.
     world.configure("sampling:\n  interval: 10s\n")
-    keeper = world.run("sleep", "1000")
+    first = world.run("sleep", "1000")
     world.daemon_pid()
     record = world.run_to_end(*world.workload("lives_in_turn", "lives", 15, 0.12))
-    world.met("cancel", keeper).ok()
+    world.met("cancel", first).ok()
     found = {process["pid"]: process for process in record["processes"]}
     lives = json.loads(world.read("lives"))
     at = lambda text: datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

@@ -159,7 +159,7 @@ def jobs_that_wait_are_counted_by_slurms_own_page(world):
         cluster.comes_to("bob", (1, "measured"))
         equal(cluster.others_queued("eve"), (3, "measured"), "eve's is held")
         found = cluster.met("check", "--rules", cluster.rules, "--json").ok().json()["findings"]
-        equal(sorted(one["subject"] for one in found), ["ada", "bob", "eve"], "who is told")
+        equal(sorted(one["subject"] for one in found), ["ada", "bob", "eve"], "who is notified")
         paths = {path for path, _ in controller.asked}
         equal(paths, {"/metrics/partitions", "/metrics/jobs-users-accts"}, "what is read")
         check(all("Authorization" not in headers for _, headers in controller.asked), "no secret is sent")

@@ -345,9 +345,9 @@ def the_cgroup_of_a_job_without_a_record_is_removed_when_it_is_empty(world, how)
     left = int(world.appears("left"))
     if how == "daemon":
         # A job that ends at once may start no daemon.
-        keeper = world.run("sleep", "1000")
+        first = world.run("sleep", "1000")
         world.daemon_pid()
-        world.met("cancel", keeper).ok()
+        world.met("cancel", first).ok()
     if how != "no-record":
         world.met("rm", "1").ok()
     check(cgroups_of_jobs() != before, "its process is still there")

@@ -11,7 +11,7 @@ import threading
 import time
 
 from accounting import CPU_SHARE, state_of, truth
-from harness import Skip, alive, check, close_to, each, equal, eventually, marked, need_root, test
+from harness import DEADLINE_S, Skip, alive, check, close_to, each, equal, eventually, marked, need_root, test
 
 
 @contextlib.contextmanager
@@ -427,6 +427,44 @@ def a_daemon_that_does_not_answer_does_not_stop_a_job(world):
     world.met("wait", job).expect(3)
 
 
+def has_pidfd(pid):
+    folder = f"/proc/{pid}/fd"
+    try:
+        return any("pidfd" in os.readlink(os.path.join(folder, name)) for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+@test
+def wait_lasts_until_the_end_is_handed_over(world):
+    """Between the end on disk and the daemon's reply, `met show` would not have what the daemon adds."""
+    job = world.run("sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 3")
+    main = int(re.search(r"^(\d+)", world.met("ps", job).ok().out, re.MULTILINE).group(1))
+    supervisor, daemon = world.supervisor_of(main), world.daemon_pid()
+    end = os.path.join(world.store_folder(), "jobs", job, "end")
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        open(world.path("go"), "w").close()
+        eventually(lambda: os.path.exists(end), "the end is on disk")
+        # It waits for the daemon's reply, and does not read it.
+        os.kill(supervisor, signal.SIGSTOP)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    try:
+        eventually(lambda: world.state_of(job) == "failed", "the job has ended for all readers")
+        wait = world.spawn("wait", job)
+
+        def waits():
+            check(wait.poll() is None, f"met wait has returned {wait.returncode}; the supervisor is still there")
+            return has_pidfd(wait.pid)
+
+        eventually(waits, "met wait waits for the supervisor")
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    wait.communicate(timeout=DEADLINE_S)
+    equal(wait.returncode, 3, "exit code of met wait")
+
+
 @test
 def a_job_after_a_reboot_is_lost(world):
     job = world.run("sleep", "1000")
@@ -477,7 +515,7 @@ def an_end_written_while_jobs_are_listed_is_not_lost(world):
 
 @test
 def a_daemon_that_hangs_does_not_stretch_a_job(world):
-    keeper = world.run("sleep", "1000")
+    first = world.run("sleep", "1000")
     daemon = world.daemon_pid()
     os.kill(daemon, signal.SIGSTOP)
     try:
@@ -492,7 +530,7 @@ def a_daemon_that_hangs_does_not_stretch_a_job(world):
     world.met("wait", job).expect(0)
     wall = world.show(job)["totals"]["wall_seconds"]
     check(wall < 1 + 2 * ran_s, f"wall {wall} s, ran at most {ran_s} s")
-    world.met("cancel", keeper).ok()
+    world.met("cancel", first).ok()
 
 
 @test

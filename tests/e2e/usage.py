@@ -239,20 +239,20 @@ def who_uses_the_machine_is_shown_inside_and_outside_of_jobs(world):
 
 @test
 def the_end_of_a_job_is_told_to_a_program_without_a_shell(world):
-    told = os.path.join(world.me.home, "told.json")
+    message_file = os.path.join(world.me.home, "message_file.json")
     program = os.path.join(world.me.home, "tell me; touch hacked")
     with open(program, "w") as file:
-        file.write(f"#!/bin/sh\ncat > '{told}.new' && mv '{told}.new' '{told}'\n")
+        file.write(f"#!/bin/sh\ncat > '{message_file}.new' && mv '{message_file}.new' '{message_file}'\n")
     os.chmod(program, 0o755)
     with open(world.config, "a") as file:
         file.write(f'\nnotify:\n  command: "{program}"\n')
     options = ("--out", "/dev/null", "--err", "/dev/null")
     world.met("run", "--notify=failure", "--wait", *options, "--", "true").ok()
     world.met("run", "--notify=failure", "--wait", *options, "--", "sh", "-c", "exit 3").expect(3)
-    eventually(lambda: os.path.exists(told), "the failure is told")
-    with open(told) as file:
+    eventually(lambda: os.path.exists(message_file), "the failure is reported")
+    with open(message_file) as file:
         message = json.load(file)
-    equal((message["event"], message["job"]["job"]["id"]), ("job_ended", "2"), "what was told")
+    equal((message["event"], message["job"]["job"]["id"]), ("job_ended", "2"), "what was reported")
     check("failed" in message["title"], message["title"])
 
     def outcome():

@@ -490,7 +490,7 @@ def offered_by_zsh(world, folder, words):
     terminal.send(b"\x15exit\n")
     terminal.end()
     shown = ESCAPES.sub("", terminal.text()[before:])
-    # With descriptions, a word stands before two dashes.
+    # With descriptions, a word is before two dashes.
     return [part.split()[0] for line in shown.splitlines() for part in re.split(r"\s{2,}(?!--)", line) if part.split()]
 
 

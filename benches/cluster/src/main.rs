@@ -350,7 +350,7 @@ fn account(root: &Path, load: Load, sent: u64) -> Result<Moved> {
     Ok(Moved { samples, cpu_s, bytes })
 }
 
-/// Of this process, whose keeper moves as that of a server does.
+/// Of this process, whose writer moves batches as that of a server does.
 fn own_cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

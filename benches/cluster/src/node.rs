@@ -5,12 +5,11 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use met_core::job::{JobKey, Record};
+use met_core::job::{JobKey, Record, State};
 use met_core::series::Series;
 use met_core::{JOB, Kind, MISSING};
 use met_sinks::forward::link::{Address, Link};
 use met_wire::batch::{Header, NodeBatch, Piece, Subject};
-use met_wire::block;
 use met_wire::schema::describe_some;
 
 use crate::Load;
@@ -87,11 +86,7 @@ impl Node {
     pub fn make(&mut self, load: Load) -> Result<Made> {
         let jobs: Vec<(JobKey, Series)> =
             (0..load.jobs).map(|job| (key(job), self.series(load, job))).collect();
-        let piece = |(key, series): &(JobKey, Series)| {
-            let mut packed = Vec::new();
-            block::encode(series, 0..series.len(), &mut packed);
-            Piece { subject: Subject::Job(key.clone()), table: JOB.name.to_owned(), block: packed }
-        };
+        let piece = |(key, series): &(JobKey, Series)| Piece::of(Subject::Job(key.clone()), series);
         let first = self.sequence == 0;
         let records = if first { jobs.iter().map(|(key, _)| record(key)).collect() } else { Vec::new() };
         self.sequence += 1;
@@ -132,11 +127,12 @@ fn key(job: u64) -> JobKey {
 }
 
 fn record(key: &JobKey) -> Record {
-    let text = serde_json::json!({
-        "key": key, "name": "load", "user": "ada", "uid": 1000, "account": null, "command": ["python", "train.py"],
-        "state": "running", "manager_state": null, "exit_code": null, "signal": null,
-        "start_ns": BEGIN_S * 1_000_000_000, "end_ns": null, "nodes": [], "node_memory_bytes": 1_u64 << 38,
-        "local": null,
-    });
-    serde_json::from_value(text).expect("a record")
+    Record {
+        user: Some("ada".to_owned()),
+        uid: Some(1000),
+        command: ["python", "train.py"].map(str::to_owned).into(),
+        start_ns: Some(BEGIN_S * 1_000_000_000),
+        node_memory_bytes: Some(1 << 38),
+        ..Record::new(key.clone(), "load", State::Running)
+    }
 }

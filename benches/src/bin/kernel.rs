@@ -124,7 +124,7 @@ fn bench_exits(host: &Host) -> Result<()> {
     let news = exits.take();
     let received = news.ends.iter().filter(|exit| exit.parent_pid == pid).count();
     let us = exits.cpu_ns() as f64 / 1000.0 / news.ends.len().max(1) as f64;
-    say(&format!("exits: {received} of {ENDS} heard, {} lost, {us:.2} µs each", news.losses));
+    say(&format!("exits: {received} of {ENDS} received, {} lost, {us:.2} µs each", news.losses));
     drop(group);
     bench_idle_listener(&exits)
 }

@@ -119,7 +119,7 @@ fn for_user(mets: &[PathBuf], stamp: &Path, uid: Option<u32>) -> Result<()> {
     // A job that lasts keeps the daemon alive while others come and go.
     let first = &mets[0];
     quiet(with(
-        met(first, &["run", "-n", "keeper", "--out", "/dev/null", "--err", "/dev/null"]),
+        met(first, &["run", "-n", "first", "--out", "/dev/null", "--err", "/dev/null"]),
         &["--", "sleep", "600"],
     ))
     .status()?;
@@ -127,7 +127,7 @@ fn for_user(mets: &[PathBuf], stamp: &Path, uid: Option<u32>) -> Result<()> {
     stages(&served, stamp, &stamped)?;
     let list_ms = median_of(|| met(first, &["list"]))?;
     say(&format!("  {:<32} {list_ms:6.2} ms", "list through the daemon"));
-    quiet(met(first, &["cancel", "keeper"])).status()?;
+    quiet(met(first, &["cancel", "first"])).status()?;
     stop(first);
     Ok(())
 }

@@ -8,16 +8,16 @@ use met_core::{FastMap, MISSING, Subject};
 use met_host::{Host, Targets, TaskRole, TaskTarget, clock, parse};
 use met_sources::taskstats::exits::{Exits, News};
 
-/// Processes of which no end was told are remembered up to this many, then added up.
+/// Processes of which no end was reported are remembered up to this many, then added up.
 const DEPARTED_MAX: usize = 4096;
 
-/// Users whose processes ended as nobody's are told apart up to this many.
+/// Users whose processes ended outside jobs are distinguished up to this many.
 const STRANGERS_MAX: usize = 4096;
 
 /// After an end was lost, so much later is looked for those that are gone and still in the books.
 const FORGET_AFTER_NS: i64 = 10_000_000_000;
 
-/// When a process began is told to a second, and rounded.
+/// The start of a process is reported to the second, and rounded.
 const BEGIN_DOUBT_NS: i64 = 2_000_000_000;
 
 /// Processes whose dealing with children is looked up at one tick; each costs about 20 µs.
@@ -61,7 +61,7 @@ pub struct Watch {
     entered_since_ns: Option<i64>,
 }
 
-/// From when on the ends of a job's processes must have been heard, in nanoseconds of the boot.
+/// From when on the ends of a job's processes must have been received, in nanoseconds of the boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beginning {
     /// Its first process began then, and all others descend from that.
@@ -144,7 +144,7 @@ impl Departures {
         self.gaps + self.news.losses + self.ledger.losses()
     }
 
-    /// CPU time spent in entering what was heard.
+    /// CPU time spent in entering what was received.
     pub fn cpu_ns(&self) -> i64 {
         self.spent_ns
     }
@@ -167,7 +167,7 @@ impl Departures {
         self.exits.as_ref().is_some_and(Exits::accounts_delays)
     }
 
-    /// Whether every end of the processes of a job was heard, and known to be its. One that was put into a
+    /// Whether every end of the processes of a job was received, and known to be its. One that was put into a
     /// cgroup and ended before anybody looked is nobody's, so no such process of the job's owner may have ended.
     pub fn is_complete(&self, watch: Watch, owner_uid: Option<u32>) -> bool {
         let doubtful = |since_ns| self.strangers.ended_since(since_ns, owner_uid);
@@ -181,7 +181,7 @@ impl Departures {
         self.ledger.page(slot).filter(|_| self.is_listening() || self.gaps > 0)
     }
 
-    /// Hears what happened up to now. Called before the machine is looked at: who is heard of here and
+    /// Receives what happened up to now. Called before the machine is read: a process that is reported here and
     /// still found there is a zombie, and nobody is in both.
     pub fn hear(&mut self, targets: &Targets, map: &JobMap) {
         let Some(exits) = &self.exits else { return };
@@ -198,7 +198,7 @@ impl Departures {
         self.spent_ns += clock::thread_cpu_ns() - begin_ns;
     }
 
-    /// Enters what was heard. `leaving` is a job of which nothing is read any more; `ended` is told of every
+    /// Enters what was received. `leaving` is a job of which nothing is read any more; `ended` is called with every
     /// process of a job that is over, and of its innermost job.
     pub fn enter(
         &mut self,
@@ -449,14 +449,14 @@ impl<const COUNT: usize> OwnFigures<COUNT> {
         seen.cells[index] = seen.cells[index].max(cell);
     }
 
-    /// Its end was told, with figures better than these.
+    /// Its end was reported, with figures better than these.
     pub fn end(&mut self, pid: u32) {
         if self.living.remove(&pid).is_none() {
             self.departed.remove(&pid);
         }
     }
 
-    /// Puts those aside that are no longer listed; `told` whether their ends are heard of.
+    /// Puts those aside that are no longer listed; `reported` says whether their ends are.
     pub fn depart(&mut self, reported: bool, is_listed: impl Fn(Subject) -> bool) {
         let OwnFigures { living, departed, ended } = self;
         living.retain(|&pid, seen| {
@@ -498,7 +498,7 @@ mod tests {
         own.depart(true, |_| false);
         assert_eq!(own.total(0), 15);
         own.end(7);
-        assert_eq!(own.total(0), 14, "the end of the last one was told");
+        assert_eq!(own.total(0), 14, "the end of the last one was reported");
     }
 
     #[test]

@@ -165,13 +165,13 @@ impl NodeEnergy {
         let offset_ns = clock::unix_offset_ns();
         for learned in learned {
             let at_ns = learned.at_ns.saturating_sub(offset_ns);
-            self.ledger.resting.recall(LearnedIdle { at_ns, ..learned });
+            self.ledger.machine_idle.recall(LearnedIdle { at_ns, ..learned });
         }
     }
 
     /// Whether it is of any use: what was configured is not learned.
     pub fn learns_idle(&self) -> bool {
-        self.ledger.resting.learns()
+        self.ledger.machine_idle.learns()
     }
 
     /// What is known of idle power: by which meters, how and when it was learned.
@@ -179,7 +179,7 @@ impl NodeEnergy {
         let offset_ns = clock::unix_offset_ns();
         let by_unix =
             |learned: LearnedIdle| LearnedIdle { at_ns: learned.at_ns.saturating_add(offset_ns), ..learned };
-        self.ledger.resting.learned().map(by_unix).collect()
+        self.ledger.machine_idle.learned().map(by_unix).collect()
     }
 
     /// Sources were switched on or off: one that is no longer read is not missing.
@@ -266,9 +266,9 @@ impl NodeEnergy {
         if has_meter {
             self.looks.metered_ns = Some(now_ns);
         }
-        if has_meter && self.ledger.resting.is_unknown() {
+        if has_meter && self.ledger.machine_idle.is_unknown() {
             let estimate = self.estimator.get();
-            self.ledger.resting.assume(estimate.cpu_idle_mw, estimate.memory_mw);
+            self.ledger.machine_idle.assume(estimate.cpu_idle_mw, estimate.memory_mw);
         }
         let closed = self.ledger.close(now_ns);
         self.take(closed);
@@ -464,14 +464,14 @@ impl NodeEnergy {
     /// Where no meter is read, what the machine probably used since the last look.
     fn estimate_energy(&mut self, at_ns: i64, is_metered: bool, load: Option<(u64, u64, u64)>) {
         if is_metered {
-            self.ledger.resting.know(None);
+            self.ledger.machine_idle.know(None);
             self.ledger.meters.forget_estimates();
             return;
         }
         if let Some((busy_ns, held_ns, elapsed_ns)) = load {
             self.estimator.add(busy_ns, held_ns, elapsed_ns);
         }
-        self.ledger.resting.know(Some([self.estimator.get().cpu_idle_mw, 0, 0, 0]));
+        self.ledger.machine_idle.know(Some([self.estimator.get().cpu_idle_mw, 0, 0, 0]));
         // Of the length of a few looks: a meter that begins to answer does not have to wait for an estimate.
         let timeout_ns = self.looks.interval_ns.saturating_mul(2).max(TIMEOUT_MIN_NS);
         for (name, scope, counter_uj) in self.estimator.counters() {

@@ -434,19 +434,19 @@ pub struct Loaded {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A file that was named, or one that exists and cannot be read.
-    #[error("cannot read the configuration file {}, {whence}: {error}", path.display())]
-    Read { path: PathBuf, whence: &'static str, error: io::Error },
+    #[error("cannot read the configuration file {}, {origin}: {error}", path.display())]
+    Read { path: PathBuf, origin: &'static str, error: io::Error },
     #[error("{}:{line}: {message}", path.display())]
     Content { path: PathBuf, line: u64, message: String },
 }
 
 impl ConfigError {
-    fn read(path: &Path, whence: &'static str, error: io::Error) -> ConfigError {
+    fn read(path: &Path, origin: &'static str, error: io::Error) -> ConfigError {
         let error = match error.kind() {
             kind @ io::ErrorKind::InvalidData => io::Error::new(kind, "it is not text in UTF-8"),
             _ => error,
         };
-        ConfigError::Read { path: path.to_owned(), whence, error }
+        ConfigError::Read { path: path.to_owned(), origin, error }
     }
 }
 
@@ -608,8 +608,8 @@ fn load_with(
     let is_named = explicit.is_some();
     let explicit = explicit.map(|path| (path.to_owned(), "which --config names"));
     let by_variable = || named("MET_CONFIG").map(|path| (path, "which the variable MET_CONFIG names"));
-    if let Some((path, whence)) = explicit.or_else(by_variable) {
-        let yaml = text_file::read(&path).map_err(|error| ConfigError::read(&path, whence, error))?;
+    if let Some((path, origin)) = explicit.or_else(by_variable) {
+        let yaml = text_file::read(&path).map_err(|error| ConfigError::read(&path, origin, error))?;
         return Ok(Loaded { is_named, ..Loaded::of(yaml, path, None)? });
     }
     let user = user_folder_with(&variable).map(|folder| folder.join("met.yaml"));
@@ -628,8 +628,8 @@ fn load_with(
                 }
             }
             Err(error) => {
-                let whence = "which is read unless --config or MET_CONFIG name another";
-                return Err(ConfigError::read(&path, whence, error));
+                let origin = "which is read unless --config or MET_CONFIG name another";
+                return Err(ConfigError::read(&path, origin, error));
             }
         }
     }

@@ -161,7 +161,7 @@ fn create_with_mode(folder: &Path, mode: u32) -> io::Result<()> {
         };
     }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    // The umask may have taken bits away, which an explicit change does not heed.
+    // The umask may have taken bits away, which an explicit change ignores.
     fs::set_permissions(folder, fs::Permissions::from_mode(mode))
 }
 

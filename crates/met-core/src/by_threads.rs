@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 /// Calls `work` once for every number below `count`, with a thread for each of the workers. The results are in the order
-/// of the numbers, whoever worked them out.
+/// of the numbers, whichever thread worked them out.
 pub fn by_threads<W: Send, R: Send>(
     workers: &mut [W],
     count: usize,

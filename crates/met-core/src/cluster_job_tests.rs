@@ -146,7 +146,7 @@ fn parts_of_one_run_overlap_or_begin_together() {
     };
     assert_eq!(far_s(130), Some(30), "while it ran");
     assert_eq!(far_s(210), Some(110), "right after it");
-    assert_eq!(far_s(400), None, "begun anew");
+    assert_eq!(far_s(400), None, "started again");
     let (_, long) = part_on("n1", 100, State::Running, 1);
     assert!(distance_ns(&long, &part_on("n2", 900, State::Running, 1).1).is_some(), "a step much later");
     assert!(distance_ns(&part_on("n2", 900, State::Running, 1).1, &long).is_some(), "whichever is first");

@@ -2,13 +2,13 @@
 //! it was.
 
 mod charging;
-mod deck;
+mod devices;
 mod holders;
 mod processes;
 mod usage;
 mod views;
 
-use self::deck::Deck;
+use self::devices::Devices;
 use self::holders::Holders;
 use self::processes::{Presence, Processes};
 use self::usage::{Seen, Use, Uses};
@@ -30,7 +30,7 @@ pub struct Rows<'a> {
 
 #[derive(Default)]
 pub struct Gpus {
-    deck: Deck,
+    devices: Devices,
     processes: Processes,
     holders: Holders,
     uses: Uses,
@@ -54,7 +54,7 @@ const GAP_NS: i64 = 60_000_000_000;
 
 impl Gpus {
     pub fn is_empty(&self) -> bool {
-        self.deck.gpus.is_empty()
+        self.devices.gpus.is_empty()
     }
 
     /// What a job was given. Nothing: it is not known, so it holds what it has open.
@@ -78,7 +78,7 @@ impl Gpus {
 
     /// There is no look until the next job begins.
     pub fn pause(&mut self) {
-        self.deck.gpus.iter_mut().for_each(|gpu| gpu.ledger.pause());
+        self.devices.gpus.iter_mut().for_each(|gpu| gpu.ledger.pause());
         self.uses.all.values_mut().for_each(|usage| usage.time.last_ns = None);
     }
 
@@ -89,40 +89,40 @@ impl Gpus {
 
     /// What the configuration says about idle power.
     pub fn set_idle_rules(&mut self, rules: IdleRules) {
-        self.deck.idle_rules = rules;
+        self.devices.idle_rules = rules;
     }
 
     /// What an earlier process learned about the idle power of a GPU.
     pub fn recall_idle(&mut self, uuid: String, learned_mw: Option<i64>, lowest_mw: Option<i64>) {
-        self.deck.idle_before.insert(uuid, IdlePower::recalled(learned_mw, lowest_mw));
+        self.devices.idle_before.insert(uuid, IdlePower::recalled(learned_mw, lowest_mw));
     }
 
     /// Takes in what was read at `at_ns`; `unix_offset_ns` makes it unix time.
     pub fn look(&mut self, rows: &[Rows<'_>], map: &JobMap, at_ns: i64, unix_offset_ns: i64) {
         self.looked_ns = at_ns;
-        self.deck.gpus.iter_mut().for_each(|gpu| gpu.present.clear());
+        self.devices.gpus.iter_mut().for_each(|gpu| gpu.present.clear());
         self.holders.nest(map);
         for rows in rows {
             self.meet(rows, map, at_ns);
         }
         self.processes.forget_old(at_ns);
         self.holders.used_ns.retain(|_, seen_ns| at_ns - *seen_ns < REMEMBERED_NS);
-        for index in 0..self.deck.gpus.len() {
+        for index in 0..self.devices.gpus.len() {
             // A GPU may be cut into parts, and made whole again, at any time.
-            let has_parts = self.deck.parts(index, at_ns).next().is_some();
-            self.deck[index].has_parts = has_parts;
+            let has_parts = self.devices.parts(index, at_ns).next().is_some();
+            self.devices[index].has_parts = has_parts;
         }
         let times_ns = (at_ns, self.gap_ns());
-        for index in 0..self.deck.gpus.len() {
-            if self.deck[index].seen_ns == at_ns {
-                self.deck[index].seen_unix_ns = at_ns + unix_offset_ns;
-                if self.deck[index].parent.is_none() {
-                    charging::charge(&mut self.deck, &self.holders, &self.processes, index, map, times_ns);
+        for index in 0..self.devices.gpus.len() {
+            if self.devices[index].seen_ns == at_ns {
+                self.devices[index].seen_unix_ns = at_ns + unix_offset_ns;
+                if self.devices[index].parent.is_none() {
+                    charging::charge(&mut self.devices, &self.holders, &self.processes, index, map, times_ns);
                 }
                 self.follow(index, map, at_ns, unix_offset_ns);
             } else {
                 // A lost GPU is a gap in the figures of the jobs that hold it.
-                self.deck[index].ledger.pause();
+                self.devices[index].ledger.pause();
                 for usage in self.uses.of_gpu(index) {
                     usage.lost_it |= usage.present;
                     usage.pause();
@@ -140,26 +140,26 @@ impl Gpus {
                 let mut used = self.uses.all.keys().chain(&self.holders.opened);
                 used.any(|&(_, used)| used == index)
             };
-            let index = self.deck.meet(labels, at_ns, is_used);
+            let index = self.devices.meet(labels, at_ns, is_used);
             if device::is_lost(cells) {
                 let had_it = self.uses.of_gpu(index).filter(|usage| usage.present || usage.lost_it);
                 had_it.for_each(|usage| usage.errors.count_faults(cells));
                 continue;
             }
             positions[row.part as usize] = Some(index);
-            self.deck[index].read(cells, at_ns);
+            self.devices[index].read(cells, at_ns);
         }
         for (row, cells) in rows.processes.rows() {
             let Some(Some(index)) = positions.get(row.part as usize).copied() else { continue };
             if let Some(presence) = self.processes.meet(row.owner, cells, map, at_ns) {
                 self.holders.see(presence.slot, index, cells, at_ns);
-                self.deck[index].present.push(presence);
+                self.devices[index].present.push(presence);
             }
         }
     }
 
     fn follow(&mut self, index: usize, map: &JobMap, at_ns: i64, unix_offset_ns: i64) {
-        let cells = self.deck.cells_of(index).into_owned();
+        let cells = self.devices.cells_of(index).into_owned();
         for &slot in map.slots() {
             let Some((held_by, seen)) = self.seen(slot, index, at_ns, unix_offset_ns) else {
                 if let Some(usage) = self.uses.all.get_mut(&(slot, index)) {
@@ -168,10 +168,10 @@ impl Gpus {
                 }
                 continue;
             };
-            let power = charging::power_share(&self.deck, &self.holders, slot, index);
+            let power = charging::power_share(&self.devices, &self.holders, slot, index);
             // A job that is first seen with a GPU now had it before it was seen, and is charged for that.
             let began_ns = self.holders.began_ns.get(&slot).copied().unwrap_or(i64::MAX);
-            let paid_since_ns = self.deck[self.deck.whole(index)].open_since_ns.max(began_ns);
+            let paid_since_ns = self.devices[self.devices.whole(index)].open_since_ns.max(began_ns);
             let first = || Use::new(seen.unix_ns, (at_ns - paid_since_ns).max(0));
             let gap_ns = self.gap_ns();
             let usage = self.uses.all.entry((slot, index)).or_insert_with(first);
@@ -182,8 +182,8 @@ impl Gpus {
 
     /// What a job, with the jobs inside it, has of a GPU; nothing if it neither holds nor uses it.
     fn seen(&self, slot: u32, index: usize, at_ns: i64, unix_offset_ns: i64) -> Option<(HeldBy, Seen)> {
-        let gpu = &self.deck[index];
-        let held_by = self.holders.held_by(&self.deck, slot, index);
+        let gpu = &self.devices[index];
+        let held_by = self.holders.held_by(&self.devices, slot, index);
         let own = || gpu.present.iter().filter(|presence| self.holders.is_within(presence.slot, slot));
         let open = own().any(|presence| presence.cells[process::OPEN] != 0);
         if held_by.is_none() && !open {
@@ -196,7 +196,7 @@ impl Gpus {
         let holds_unknown = |presence: &Presence| {
             presence.cells[process::OPEN] != 0 && presence.cells[process::MEMORY] == MISSING
         };
-        let knows_who = self.holders.knows_who(&self.deck, slot, index, at_ns);
+        let knows_who = self.holders.knows_who(&self.devices, slot, index, at_ns);
         // A job alone on a GPU does all its computing: use by process is reported later, and for short times.
         let is_alone = open && gpu.present.iter().all(|presence| self.holders.is_within(presence.slot, slot));
         let utilization = match sum(process::UTILIZATION) {
@@ -227,7 +227,7 @@ impl Gpus {
     /// Ends a job; what it was charged is final.
     pub fn leave(&mut self, slot: u32) -> Vec<GpuUse> {
         let outer = self.holders.outer.get(&slot).copied();
-        self.uses.settle(&mut self.deck, slot, outer);
+        self.uses.settle(&mut self.devices, slot, outer);
         let report = self.uses_of(slot);
         self.holders.leave(slot);
         self.uses.forget(slot);

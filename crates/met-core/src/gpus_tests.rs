@@ -2,7 +2,7 @@ use super::*;
 use crate::Subject;
 use crate::gpu::device::label;
 use crate::gpu_holding;
-use crate::gpus::deck::KNOWN_USUAL;
+use crate::gpus::devices::KNOWN_USUAL;
 use crate::job::{EnergySource, QualityKind};
 use crate::job_table::*;
 
@@ -794,7 +794,7 @@ fn endless_new_parts_are_forgotten_except_those_that_a_job_had() {
         machine.second(&[(0, 70_000, MISSING), (1, MISSING, MISSING)], &[]);
         machine.second(&[(0, 70_000, MISSING), (1, MISSING, MISSING)], &[]);
     }
-    assert!(machine.gpus.deck.gpus.len() <= KNOWN_USUAL, "{}", machine.gpus.deck.gpus.len());
+    assert!(machine.gpus.devices.gpus.len() <= KNOWN_USUAL, "{}", machine.gpus.devices.gpus.len());
     assert_eq!(machine.gpus.uses_of(1).remove(0).uuid, "MIG-0");
 }
 

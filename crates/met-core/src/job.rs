@@ -2,20 +2,22 @@
 
 mod brief;
 mod gpu_texts;
+mod local;
+mod scheduling;
 mod totals;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use crate::annotation::Annotation;
 use crate::job_processes::JobProcess;
-use crate::lossless_path;
 use crate::work::Work;
 
 pub use brief::BriefRecord;
 pub use gpu_texts::{EnergySource, HeldBy};
+pub use local::{CgroupPaths, FileId, LeftOver, LimitKind, Local, MemoryLimit, Origin};
+pub use scheduling::{EarlierRequest, Resources, Scheduling};
 pub use totals::{Figure, QualityKind, Summaries, Summary, Totals};
 
 /// The manager of jobs that `met` itself started or attached to.
@@ -53,15 +55,6 @@ macro_rules! named {
 }
 
 pub(crate) use named;
-
-/// Takes over these fields from another value where they are `None` here.
-macro_rules! fill {
-    ($own:ident, $other:ident: $($field:ident),*) => {
-        $(if $own.$field.is_none() {
-            $own.$field.clone_from(&$other.$field);
-        })*
-    };
-}
 
 named! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -273,104 +266,6 @@ impl Emission {
     }
 }
 
-/// What a job asked for or was given, in all. What is not known is absent.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Resources {
-    pub nodes: Option<i64>,
-    pub cpus: Option<i64>,
-    /// Processes that its CPUs are divided among, where the manager has such: `--ntasks`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tasks: Option<i64>,
-    pub memory_bytes: Option<i64>,
-    pub gpus: Option<i64>,
-    pub time_limit_ns: Option<i64>,
-    /// The rest by the manager's own names: `gres/gpu:a100`, `license/x`, `billing`.
-    pub other: BTreeMap<String, String>,
-}
-
-impl Resources {
-    pub fn is_empty(&self) -> bool {
-        *self == Resources::default()
-    }
-
-    /// Takes over what `other` knows and this does not.
-    pub fn fill_from(&mut self, other: &Resources) {
-        fill!(self, other: nodes, cpus, tasks, memory_bytes, gpus, time_limit_ns);
-        for (name, value) in &other.other {
-            self.other.entry(name.clone()).or_insert_with(|| value.clone());
-        }
-    }
-}
-
-/// What only a resource manager knows of a job.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Scheduling {
-    /// The id that its users know, where it is not the one that cgroups are named by: `1234_7`, `1234+1`.
-    pub alias: Option<String>,
-    /// As the scheduler names it; the key of a job that was found on its node has none.
-    pub cluster: Option<String>,
-    pub array_id: Option<String>,
-    pub array_index: Option<i64>,
-    /// The job of several components that this is one of, and which.
-    pub het_id: Option<String>,
-    pub het_offset: Option<i64>,
-    /// How often it was restarted before this run.
-    pub restarts: Option<i64>,
-    pub partition: Option<String>,
-    pub qos: Option<String>,
-    /// The folder that it was submitted from.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub folder: Option<String>,
-    /// What its own environment calls its runs: `MET_LINEAGE`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lineage: Option<String>,
-    /// Whether it had its nodes for itself, whatever it asked for of them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub exclusive: Option<bool>,
-    /// Why it waits, or why it ended as it did.
-    pub reason: Option<String>,
-    pub submit_ns: Option<i64>,
-    /// From when on it might have started.
-    pub eligible_ns: Option<i64>,
-    /// The manager's own account, beside what was measured here.
-    pub cpu_ns: Option<i64>,
-    pub memory_peak_bytes: Option<i64>,
-    /// Unix time at which the manager was asked; `None` if it never was.
-    pub asked_ns: Option<i64>,
-    /// Whether the job waited at that time.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub waited: bool,
-    /// What the job had and asked for before that was changed while it ran, the oldest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub earlier: Vec<EarlierRequest>,
-}
-
-/// What held until a change was seen. Only amounts are kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct EarlierRequest {
-    /// Unix time of the first answer that had something else.
-    pub until_ns: i64,
-    #[serde(skip_serializing_if = "Resources::is_empty")]
-    pub requested: Resources,
-    #[serde(skip_serializing_if = "Resources::is_empty")]
-    pub allocated: Resources,
-}
-
-impl Scheduling {
-    pub fn is_empty(&self) -> bool {
-        *self == Scheduling::default()
-    }
-
-    /// Takes over what `other` knows and this does not.
-    pub fn fill_from(&mut self, other: &Scheduling) {
-        fill!(self, other: alias, cluster, array_id, array_index, het_id, het_offset, restarts, partition, qos);
-        fill!(self, other: folder, lineage, exclusive, reason, submit_ns, eligible_ns, cpu_ns, memory_peak_bytes, asked_ns);
-    }
-}
-
 /// A step or task of a job on one node; the job's part on a node where it has no step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -430,135 +325,6 @@ impl Part {
             self.totals.set(column, value, kind, source);
         }
     }
-}
-
-/// Where a local job's processes, files and supervisor are.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Local {
-    /// Pids and start times mean something within one boot only.
-    pub boot_id: String,
-    pub origin: Origin,
-    /// The process that waits for the job and writes its end; `None` before it is up.
-    pub supervisor: Option<ProcessId>,
-    pub main: Option<ProcessId>,
-    /// When the main process ended, in unix nanoseconds; others may have gone on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub main_end_ns: Option<i64>,
-    /// The job's cgroup directories, if it has any.
-    pub cgroup: CgroupPaths,
-    /// Those of its other nodes, where these are the same machine.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub more_cgroups: Vec<CgroupPaths>,
-    /// Parts without a line of their own that have ended: who follows the job next sees the others himself.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub folded: Vec<Part>,
-    #[serde(with = "lossless_path")]
-    pub cwd: PathBuf,
-    #[serde(default, with = "lossless_path::option")]
-    pub stdout: Option<PathBuf>,
-    #[serde(default, with = "lossless_path::option")]
-    pub stderr: Option<PathBuf>,
-    /// Which files these were when the job began: one that was renamed is still the job's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stdout_file: Option<FileId>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stderr_file: Option<FileId>,
-    /// Processes that were still alive when a `met time` job was closed.
-    #[serde(default)]
-    pub left_over: Vec<LeftOver>,
-    /// What it may hold at most, where that is less than the machine has.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_limit: Option<MemoryLimit>,
-    /// CPUs on which its first process might run before its command began, at most as many as a quota allowed. It
-    /// shares them with others: none is given to it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpus_usable: Option<u32>,
-    /// The command ran before it was moved into its v1 cgroups: what it allocated until then is not counted there.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub entered_late: bool,
-}
-
-/// A file, whatever it is called. The birth tells it from a later one with the same number, where the file system
-/// keeps it; device numbers change when a network file system is mounted again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileId {
-    pub inode: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub birth_ns: Option<i64>,
-}
-
-/// A limit of memory that a job inherited when it began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryLimit {
-    pub bytes: i64,
-    pub kind: LimitKind,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LimitKind {
-    /// Of all processes in a cgroup around the job together.
-    Cgroup,
-    /// The address space of each process.
-    Process,
-}
-
-impl Local {
-    /// Before anything is known of its processes.
-    pub fn new(boot_id: impl Into<String>, origin: Origin, cwd: impl Into<PathBuf>) -> Local {
-        Local {
-            boot_id: boot_id.into(),
-            origin,
-            supervisor: None,
-            main: None,
-            main_end_ns: None,
-            cgroup: CgroupPaths::default(),
-            more_cgroups: Vec::new(),
-            folded: Vec::new(),
-            cwd: cwd.into(),
-            stdout: None,
-            stderr: None,
-            stdout_file: None,
-            stderr_file: None,
-            left_over: Vec::new(),
-            memory_limit: None,
-            cpus_usable: None,
-            entered_late: false,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Origin {
-    Run,
-    Time,
-    Attach,
-    /// A job started by another program, discovered on this machine.
-    Found,
-}
-
-/// Directories below the mount points, on cgroup v1 one for each hierarchy that counts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CgroupPaths {
-    #[serde(default, with = "lossless_path::option")]
-    pub unified: Option<PathBuf>,
-    #[serde(default, with = "lossless_path::option")]
-    pub memory: Option<PathBuf>,
-    #[serde(default, with = "lossless_path::option")]
-    pub cpuacct: Option<PathBuf>,
-}
-
-impl CgroupPaths {
-    pub fn is_empty(&self) -> bool {
-        self.unified.is_none() && self.memory.is_none() && self.cpuacct.is_none()
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeftOver {
-    pub pid: u32,
-    pub name: String,
 }
 
 /// What a job did with one GPU. Means are over the time in which the job held or used it.

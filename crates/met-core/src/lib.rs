@@ -37,6 +37,7 @@ pub mod managers;
 pub mod member;
 pub mod meter_checks;
 pub mod node;
+pub mod node_block;
 pub mod node_health;
 pub mod process_exits;
 pub mod provenance;

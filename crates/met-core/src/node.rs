@@ -113,6 +113,11 @@ impl NodeRow {
         }
     }
 
+    /// Its label at this place of the table's labels; empty where it has none.
+    pub fn label(&self, index: usize) -> &str {
+        self.labels.get(index).map_or("", String::as_str)
+    }
+
     /// A level in its unit; nothing where it was not read.
     pub fn level(&self, column: usize) -> Option<f64> {
         let cell = *self.cells.get(column)?;

@@ -48,7 +48,7 @@ pub const OWN_DETAILS: [usize; 13] = [
     detail::VIRTUAL_TIME,
 ];
 
-/// When a process began is told to a second, and rounded.
+/// The start of a process is reported to the second, and rounded.
 const BEGIN_DOUBT_S: i64 = 2;
 
 /// Processes of which something is noted, and ends of those that are still listed: so many are more than run
@@ -165,7 +165,7 @@ pub struct ExitLedger {
     taken_over: HashMap<u32, Noted<[i64; INHERITED.len()]>>,
     /// Ended, but still listed: they show all they did.
     listed: Vec<Exit>,
-    /// How often there was no room to note something, or nobody heard of the end of what was noted.
+    /// How often there was no room to note something, or the end of what was noted was not reported.
     losses: u64,
 }
 
@@ -202,13 +202,13 @@ impl ExitLedger {
         self.losses
     }
 
-    /// Forgets those whose end was not heard of, after some ends were lost.
+    /// Forgets those whose end was not reported, after some ends were lost.
     pub fn forget_dead(&mut self, mut is_alive: impl FnMut(u32) -> bool) {
         self.born.retain(|&pid, _| is_alive(pid));
         self.taken_over.retain(|&pid, _| is_alive(pid));
     }
 
-    /// Enters births and deaths since the last call, births in their order. `ended` is told of each process
+    /// Enters births and deaths since the last call, births in their order. `ended` is called with each process
     /// of a job that is no longer shown, and of those that were nobody's.
     pub fn enter(
         &mut self,
@@ -274,7 +274,7 @@ impl ExitLedger {
         born.max(self.taken_over.get(&pid).map(|taken_over| taken_over.at_s))
     }
 
-    /// A number was given again, and the end of who had it before was not heard of.
+    /// A number was given again, and the end of the process that had it before was not reported.
     fn forget_number(&mut self, pid: u32) {
         let was_noted = [self.born.remove(&pid).is_some(), self.taken_over.remove(&pid).is_some()];
         self.losses += u64::from(was_noted.contains(&true));
@@ -292,7 +292,7 @@ impl ExitLedger {
         let parent_job = self.job_of(exit.parent_pid, living);
         let seen = living.job_of_ended(exit).filter(|_| is_first);
         let born = self.born.remove(&exit.pid).filter(|noted| noted.fits(begin_s)).map(|noted| noted.what);
-        // Nobody told of its birth: its parent says whose it is, if it is not a supervisor.
+        // Its fork was not reported: its parent says whose it is, if it is not a supervisor.
         let job = seen.or(born).or(parent_job)?;
         if is_first && living.is_supervisor(exit) {
             return None;

@@ -52,7 +52,7 @@ fn exit(pid: u32, parent_pid: u32, amount: i64) -> Exit {
     }
 }
 
-/// Job 1 with the processes of `jobs` seen, all of them gone from the list unless told otherwise.
+/// Job 1 with the processes of `jobs` seen, all of them gone from the list unless given otherwise.
 fn world(jobs: &[u32]) -> (ExitLedger, World) {
     let mut ledger = ExitLedger::default();
     ledger.open_page(1);
@@ -148,7 +148,7 @@ fn a_number_that_is_given_again_is_nobodys_once_an_end_was_lost() {
     let later = Exit { begin_s: 50, ..exit(11, 99, 7) };
     ledger.enter(&[(99, 11)], &[later], &mut world, |job, exit| reported.push((job, exit.pid)));
     assert_eq!(reported, [(None, 11)]);
-    assert_eq!((gone(&ledger, 1), ledger.losses()), ((0, 5, 1), 1), "it is told that one was lost");
+    assert_eq!((gone(&ledger, 1), ledger.losses()), ((0, 5, 1), 1), "the lost one is counted");
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn who_began_after_it_was_noted_is_another_one() {
     let (mut ledger, mut world) = world(&[10]);
     world.now_s = 100;
     ledger.enter(&[(10, 11), (11, 12)], &[exit(12, 11, 5)], &mut world, |_, _| {});
-    // Neither the end of 11 nor the next birth with its number was heard of.
+    // Neither the end of 11 nor the next birth with its number was reported.
     world.now_s = 200;
     let mut reported = Vec::new();
     let later = Exit { begin_s: 150, ..exit(11, 99, 7) };

@@ -187,7 +187,7 @@ impl Running {
         self.peak_cores
     }
 
-    /// Of the levels, as far as they can be told without keeping every sample.
+    /// Of the levels, as far as they are known without storing every sample.
     pub fn summaries(&self) -> Summaries {
         let mut summaries = Summaries::default();
         for (index, column) in self.known().filter(|&(index, _)| JOB.columns[index].kind == Kind::Gauge) {

@@ -6,7 +6,7 @@ pub fn boottime_ns() -> i64 {
     nanoseconds(clock_gettime(ClockId::Boottime))
 }
 
-/// Stands still while the machine sleeps; the kernel counts by it for how long a process lived.
+/// Does not advance while the machine sleeps; the kernel counts by it for how long a process lived.
 pub fn monotonic_ns() -> i64 {
     nanoseconds(clock_gettime(ClockId::Monotonic))
 }

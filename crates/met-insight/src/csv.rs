@@ -41,7 +41,7 @@ impl<'a> From<&'a Value> for Cell<'a> {
     }
 }
 
-/// Appends one line; nothing stands for what is unknown.
+/// Appends one line; what is unknown is empty.
 pub fn write_line<'a>(lines: &mut String, cells: impl IntoIterator<Item = Cell<'a>>, end: &str) {
     for (index, cell) in cells.into_iter().enumerate() {
         if index > 0 {

@@ -35,7 +35,7 @@ enum Field {
     Index,
     Step,
     Task,
-    /// Told apart from its neighbours and of no further use.
+    /// Distinguished from its neighbours and of no further use.
     Qos,
 }
 

@@ -163,7 +163,7 @@ mod tests {
         let said = serde_json::to_string(&Request::Hello(Hello::ours(false))).unwrap();
         // A daemon that knows only `protocol` leaves when that is above its own.
         assert!(said.starts_with(r#"{"hello":{"protocol":1,"#), "{said}");
-        let heard: Request = serde_json::from_str(r#"{"hello":{"protocol":2}}"#).unwrap();
-        assert!(matches!(heard, Request::Hello(Hello { protocol: 2, newest: None, replace: false })));
+        let received: Request = serde_json::from_str(r#"{"hello":{"protocol":2}}"#).unwrap();
+        assert!(matches!(received, Request::Hello(Hello { protocol: 2, newest: None, replace: false })));
     }
 }

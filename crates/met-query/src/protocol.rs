@@ -140,7 +140,7 @@ pub enum Request {
         jobs: Vec<JobKey>,
         seconds: u64,
     },
-    /// The factors of emissions that were told, in the order of time.
+    /// The reported factors of emissions, in the order of time.
     Factors,
     Correct(Correction),
     /// Whose the node's energy was in the last window.
@@ -237,7 +237,7 @@ impl Reply {
     }
 }
 
-/// A change of what was told, or of what was computed from it.
+/// A change of what was reported, or of what was computed from it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Correction {
@@ -245,7 +245,7 @@ pub enum Correction {
     Set { mg_per_kwh: i64, from_ns: i64, to_ns: Option<i64> },
     /// Takes back what was set by hand for a time.
     Unset { from_ns: i64, to_ns: i64 },
-    /// What a provider told later.
+    /// What a provider reported later.
     #[serde(rename = "told")]
     Reported { factors: Vec<Factor> },
     /// The emissions of jobs that started since then.
@@ -325,7 +325,8 @@ pub struct ConfigFile {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Held<T> {
     pub value: T,
-    pub whence: ValueOrigin,
+    #[serde(rename = "whence")]
+    pub origin: ValueOrigin,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -446,7 +447,7 @@ pub struct HttpStatus {
 pub struct NodeStatus {
     pub name: String,
     pub jobs: usize,
-    /// Not heard of for a while.
+    /// Sent nothing for a while.
     pub late: bool,
     /// Unix time of its last batch; `None` before the first.
     pub seen_ns: Option<i64>,

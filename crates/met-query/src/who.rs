@@ -62,7 +62,7 @@ pub struct ProcessUse {
     uid: Option<u32>,
 }
 
-/// The jobs whose processes are told apart.
+/// The jobs whose processes are distinguished.
 pub fn running() -> JobsFilter {
     JobsFilter { states: vec![State::Running, State::Suspended], ..JobsFilter::default() }
 }

@@ -40,7 +40,7 @@ impl Hub {
         }
     }
 
-    /// Ends all: whoever held the other end of a `Deliver` notices.
+    /// Ends all: the holder of the other end of a `Deliver` notices.
     pub fn close(&self) {
         self.change(Vec::clear);
     }

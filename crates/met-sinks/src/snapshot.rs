@@ -1,4 +1,4 @@
-//! What a machine showed at its last tick: made once per tick, read by whoever asks, at no cost to the tick.
+//! What a machine showed at its last tick: made once per tick, read by all that ask, at no cost to the tick.
 
 use std::sync::Arc;
 

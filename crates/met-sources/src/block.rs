@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
+use met_core::node::NodeRow;
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::{NANO, ONE};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels, units};
 use met_host::{Host, KeptFile, Share, Targets, parse};
 
 use crate::row_parts::{Parts, label};
@@ -49,6 +51,19 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     )],
     open,
 };
+
+pub(crate) static BLOCK: NodeBlock = NodeBlock::new("Disks", &TABLE, now);
+
+fn now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
+    let requests = row.rate(READS).zip(row.rate(WRITES));
+    let values = [
+        ("read ", row.rate(READ).map(units::bytes_per_second)),
+        ("written ", row.rate(WRITTEN).map(units::bytes_per_second)),
+        ("requests/s ", requests.map(|(reads, writes)| units::count(reads + writes))),
+        ("busy ", row.rate(BUSY).map(|share| units::percent(share.min(1.0)))),
+    ];
+    vec![NodeLine::named(row.label(label::DEVICE), &values)]
+}
 
 /// The kernel counts in sectors of this size, whatever those of the device are.
 const SECTOR_BYTES: i64 = 512;

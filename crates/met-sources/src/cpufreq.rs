@@ -4,8 +4,9 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::{NANO, ONE};
-use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, columns, units};
 use met_host::{Host, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
@@ -42,6 +43,17 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     )],
     open,
 };
+
+pub(crate) static BLOCK: NodeBlock = NodeBlock::new("CPU", &TABLE, |row, _| {
+    let Some(mean) = row.level(FREQUENCY_MEAN) else { return Vec::new() };
+    let range = row.level(FREQUENCY_MIN).zip(row.level(FREQUENCY_MAX));
+    let is_throttled = row.rate(THROTTLES_CORE).is_some_and(|rate| rate > 0.0);
+    vec![NodeLine::of_machine([
+        Some(format!("at {}", units::hertz(mean))),
+        range.map(|(slowest, fastest)| format!("{} to {}", units::hertz(slowest), units::hertz(fastest))),
+        is_throttled.then(|| "throttled (temperature)".to_owned()),
+    ])]
+});
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const NOW: &str = "scaling_cur_freq";

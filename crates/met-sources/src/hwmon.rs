@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
+use met_core::node_block::Sensor;
 use met_core::table::{MICRO, MILLI};
 use met_core::{Across, Batch, Column, Subject, Table, Unit, columns, labels};
 use met_host::{Host, Targets};
@@ -43,6 +44,12 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
         ),
     ],
     open,
+};
+
+pub(crate) static SENSOR: Sensor = Sensor {
+    table: &TABLE,
+    name: |row| format!("{} {}", row.label(label::CHIP), row.label(label::NAME)),
+    critical: Some(TEMPERATURE_CRITICAL),
 };
 
 pub(crate) static METER: Meter = Meter {

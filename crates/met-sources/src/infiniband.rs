@@ -4,8 +4,10 @@ use std::io;
 use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
+use met_core::node::NodeRow;
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::ONE;
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, labels};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, labels, units};
 use met_host::{Host, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, sysfs};
@@ -48,6 +50,20 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     )],
     open,
 };
+
+pub(crate) static BLOCK: NodeBlock = NodeBlock::new("Fabric", &TABLE, now);
+
+fn now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
+    let errors = row.rate(SYMBOL_ERRORS).filter(|rate| *rate > 0.0);
+    let values = [
+        ("received ", row.rate(RECEIVED).map(units::bytes_per_second)),
+        ("sent ", row.rate(SENT).map(units::bytes_per_second)),
+        ("of ", row.level(LINK_RATE).map(units::bytes_per_second)),
+        ("symbol errors/s ", errors.map(units::count)),
+    ];
+    let [device, port, link] = [label::DEVICE, label::PORT, label::LINK].map(|index| row.label(index));
+    vec![NodeLine::named(format!("{device}/{port} {link}"), &values)]
+}
 
 const FOLDER: &str = "/sys/class/infiniband";
 const PORTS_MAX: usize = 256;

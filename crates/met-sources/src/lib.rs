@@ -27,6 +27,7 @@ pub mod process;
 pub mod rapl;
 pub mod redfish;
 mod row_parts;
+mod runner;
 pub mod self_cost;
 mod sysfs;
 pub mod taskstats;
@@ -39,6 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use met_core::chart::MachineChart;
+use met_core::node_block::{NodeBlock, Sensor};
 use met_core::{Batch, DETAIL, JOB, Table};
 use met_host::Host;
 
@@ -47,7 +49,7 @@ pub const NO_ANSWER: &str = nvidia::NO_ANSWER;
 
 pub use heartbeat::{At, Heartbeat};
 pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
-pub use self_cost::{Fault, NewError, NodeSource, Runner, Wrong};
+pub use runner::{Fault, NewError, NodeSource, Runner, Wrong};
 
 /// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.
 pub static SOURCES: &[&SourceSpec] = &[
@@ -77,6 +79,24 @@ pub static SOURCES: &[&SourceSpec] = &[
 /// of the processors and the blade, then what controllers say, then a sensor.
 pub static METERS: &[&meter::Meter] =
     &[&rapl::METER, &cray::METER, &ipmi::METER, &redfish::METER, &hwmon::METER];
+
+/// What `met node` shows of tables, in this order, in more words than their charts say. Tables of other sources are shown
+/// by their charts.
+pub static NODE_BLOCKS: &[&NodeBlock] = &[
+    &node::CPU_BLOCK,
+    &cpufreq::BLOCK,
+    &node::MEMORY_BLOCK,
+    &node::PRESSURE_BLOCK,
+    &numa::BLOCK,
+    &block::BLOCK,
+    &network::BLOCK,
+    &infiniband::BLOCK,
+    &lustre::BLOCK,
+    &nfs::BLOCK,
+];
+
+/// Sensors that are not named by all their labels.
+pub static SENSORS: &[&Sensor] = &[&rapl::SENSOR, &hwmon::SENSOR, &thermal::SENSOR];
 
 /// Every table, in the order of the documentation.
 pub fn catalogue() -> Vec<&'static Table> {
@@ -154,7 +174,7 @@ pub struct SourceSpec {
     pub help: &'static str,
     pub pace: Pace,
     pub tables: &'static [&'static Table],
-    /// What people see of the machine over time. Where its tables have no block in `met node`, that shows these, too.
+    /// What people see of the machine over time. Where its tables have no entry in [`NODE_BLOCKS`], `met node` shows these.
     pub charts: &'static [MachineChart],
     pub open: fn(&Host, &Options) -> Opened,
 }
@@ -215,10 +235,10 @@ pub struct Options {
 /// Who calls a driver that may never answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DriverCalls {
-    /// A thread of the source's own: whoever reads is never kept.
+    /// A thread of the source's own: the reader is never blocked.
     #[default]
     Apart,
-    /// Whoever reads. Cheaper, for somebody who is replaced if that keeps him.
+    /// The reader. Cheaper, for a thread that is replaced if that blocks it.
     Direct,
 }
 
@@ -310,7 +330,7 @@ pub trait Source: Send {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TickInfo {
-    /// Read also what is dear and changes little: every tenth tick.
+    /// Read also what is expensive and changes little: every tenth tick.
     pub slow: bool,
     /// Leave the processes out: their jobs are counted by cgroups, and they are many.
     pub cgroups_only: bool,
@@ -409,6 +429,7 @@ mod tests {
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let shared = [
             "lib",
+            "runner",
             "self_cost",
             "fixture_tests",
             "fuzz",
@@ -449,8 +470,10 @@ mod tests {
 
     #[test]
     fn people_see_something_of_every_source_that_watches_the_machine() {
-        // Memory by NUMA node is a block of `met node` only.
-        let is_drawn = |spec: &&&SourceSpec| !spec.charts.is_empty() || spec.name == numa::SPEC.name;
+        let in_block = |table: &&Table| NODE_BLOCKS.iter().any(|block| std::ptr::eq(block.table, *table));
+        let is_drawn = |spec: &&&SourceSpec| {
+            !spec.charts.is_empty() || spec.tables.iter().copied().any(|table| in_block(&table))
+        };
         let watching = SOURCES.iter().filter(|spec| spec.pace != Pace::Tick);
         let unseen: Vec<&str> = watching.filter(|spec| !is_drawn(spec)).map(|spec| spec.name).collect();
         assert!(unseen.is_empty(), "no charts of {unseen:?}");

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
+use met_core::node::NodeRow;
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::ONE;
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels, units};
 use met_host::{Host, Targets, parse};
 
 use crate::row_parts::{Parts, label};
@@ -43,6 +45,17 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     )],
     open,
 };
+
+pub(crate) static BLOCK: NodeBlock = NodeBlock::new("Lustre", &TABLE, now);
+
+fn now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
+    let values = [
+        ("read ", row.rate(READ).map(units::bytes_per_second)),
+        ("written ", row.rate(WRITTEN).map(units::bytes_per_second)),
+        ("opens/s ", row.rate(OPENS).map(units::count)),
+    ];
+    vec![NodeLine::named(row.label(label::FILE_SYSTEM), &values)]
+}
 
 /// Newer versions are in the second place.
 const FOLDERS: [&str; 2] = ["/proc/fs/lustre/llite", "/sys/kernel/debug/lustre/llite"];

@@ -8,8 +8,10 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
+use met_core::node::NodeRow;
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::ONE;
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, job_table};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, job_table, units};
 use met_host::{Host, KeptFile, PidPath, Share, Targets, TaskRole, parse};
 
 use crate::row_parts::{Parts, label};
@@ -66,6 +68,24 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     .main()],
     open,
 };
+
+pub(crate) static BLOCK: NodeBlock = NodeBlock::new("Network", &device::TABLE, now);
+
+fn now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
+    use device::{DROPPED_RECEIVED, DROPPED_SENT, ERRORS_RECEIVED, ERRORS_SENT, RECEIVED, SENT};
+    // A device that never carried anything is not worth a line.
+    if row.level(RECEIVED) == Some(0.0) && row.level(SENT) == Some(0.0) {
+        return Vec::new();
+    }
+    let lost = [ERRORS_RECEIVED, ERRORS_SENT, DROPPED_RECEIVED, DROPPED_SENT];
+    let lost: f64 = lost.into_iter().filter_map(|column| row.rate(column)).sum();
+    let values = [
+        ("received ", row.rate(RECEIVED).map(units::bytes_per_second)),
+        ("sent ", row.rate(SENT).map(units::bytes_per_second)),
+        ("packets lost/s ", (lost > 0.0).then(|| units::count(lost))),
+    ];
+    vec![NodeLine::named(row.label(device::label::DEVICE), &values)]
+}
 
 const FILE: &str = "net/dev";
 /// The far ends of containers: a device that comes and goes with each of them and is counted inside.

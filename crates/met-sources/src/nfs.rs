@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
+use met_core::node::NodeRow;
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::{NANO, ONE};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels, units};
 use met_host::{Host, Targets, parse};
 
 use crate::row_parts::{Parts, label};
@@ -34,6 +36,19 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     charts: &[MachineChart::new("nfs", ["NFS"; 2], ChartUnit::BytesPerSecond, &TABLE, &[RECEIVED, SENT])],
     open,
 };
+
+pub(crate) static BLOCK: NodeBlock = NodeBlock::new("NFS", &TABLE, now);
+
+fn now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
+    let wait = row.rate(WAIT).zip(row.rate(OPERATIONS)).filter(|(_, operations)| *operations > 0.0);
+    let values = [
+        ("received ", row.rate(RECEIVED).map(units::bytes_per_second)),
+        ("sent ", row.rate(SENT).map(units::bytes_per_second)),
+        ("requests/s ", row.rate(OPERATIONS).map(units::count)),
+        ("each ", wait.map(|(wait, operations)| units::duration(wait / operations))),
+    ];
+    vec![NodeLine::named(row.label(label::MOUNT), &values)]
+}
 
 const FILE: &str = "/proc/self/mountstats";
 const NS_PER_MS: i64 = 1_000_000;

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
+use met_core::node::NodeRow;
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::{MILLI, NANO, ONE};
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, units};
 use met_host::{Host, KeptFile, Share, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, is_gone};
@@ -134,6 +136,66 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     ],
     open,
 };
+
+pub(crate) static CPU_BLOCK: NodeBlock = NodeBlock::new("CPU", &TABLE, cpu_now);
+pub(crate) static MEMORY_BLOCK: NodeBlock = NodeBlock::new("Memory", &TABLE, memory_now);
+pub(crate) static PRESSURE_BLOCK: NodeBlock = NodeBlock::new("Pressure", &TABLE, pressure_now);
+
+fn cpu_now(row: &NodeRow, cpus: u32) -> Vec<NodeLine> {
+    let share = |words: &str, columns: &[usize]| {
+        let cores: Option<f64> = columns.iter().map(|&column| row.rate(column)).sum();
+        Some(format!("{words} {}", units::percent(cores? / f64::from(cpus.max(1)))))
+    };
+    let shares = [
+        share("user", &[CPU_USER, CPU_NICE]),
+        share("system", &[CPU_SYSTEM, CPU_INTERRUPT, CPU_SOFT_INTERRUPT]),
+        share("waiting for I/O", &[CPU_IO_WAIT]),
+        share("stolen", &[CPU_STEAL]),
+        share("idle", &[CPU_IDLE]),
+    ];
+    let load = match [LOAD_1, LOAD_5, LOAD_15].map(|column| row.level(column)) {
+        [Some(one), Some(five), Some(fifteen)] => Some(format!("load {one:.2} {five:.2} {fifteen:.2}")),
+        _ => None,
+    };
+    let threads = row.level(THREADS_RUNNABLE).zip(row.level(THREADS)).filter(|_| load.is_some());
+    let threads = threads
+        .map(|(ready, all)| format!("{} of {} threads runnable", units::count(ready), units::count(all)));
+    let per_second = |words: &str, column| Some(format!("{} {words}/s", units::count(row.rate(column)?)));
+    let rates = [
+        per_second("context switches", CONTEXT_SWITCHES),
+        per_second("interrupts", INTERRUPTS),
+        per_second("forks", FORKS),
+    ];
+    vec![NodeLine::of_machine(shares), NodeLine::of_machine([load, threads]), NodeLine::of_machine(rates)]
+}
+
+fn memory_now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
+    let memory = row.level(MEMORY_TOTAL).zip(row.level(MEMORY_AVAILABLE)).map(|(total, available)| {
+        let used = total - available;
+        let (used_text, total_text) = (units::bytes(used), units::bytes(total));
+        format!("{used_text} of {total_text} in use ({})", units::percent(used / total.max(1.0)))
+    });
+    let cache = row.level(MEMORY_CACHED).filter(|_| memory.is_some());
+    let cache = cache.map(|cache| format!("cache {}", units::bytes(cache)));
+    let swap = row.level(SWAP_TOTAL).zip(row.level(SWAP_FREE)).filter(|(total, _)| *total > 0.0);
+    let moved = row.rate(SWAPPED_IN).zip(row.rate(SWAPPED_OUT)).filter(|_| swap.is_some());
+    let swap = [
+        swap.map(|(total, free)| {
+            format!("swap {} of {} in use", units::bytes(total - free), units::bytes(total))
+        }),
+        moved.map(|(back, _)| format!("in {}", units::bytes_per_second(back))),
+        moved.map(|(_, out)| format!("out {}", units::bytes_per_second(out))),
+    ];
+    vec![NodeLine::of_machine([memory, cache]), NodeLine::of_machine(swap)]
+}
+
+fn pressure_now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
+    let share = |words: &str, column| Some(format!("{words} {}", units::percent(row.rate(column)?)));
+    let shares = [share("CPU", PRESSURE_CPU), share("memory", PRESSURE_MEMORY), share("I/O", PRESSURE_IO)];
+    let is_known = shares.iter().any(Option::is_some);
+    let meaning = is_known.then(|| "(share of time in which some task waited)".to_owned());
+    vec![NodeLine::of_machine(shares.into_iter().chain([meaning]))]
+}
 
 struct Node {
     host: Host,

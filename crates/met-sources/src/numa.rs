@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use met_core::node::NodeRow;
+use met_core::node_block::{NodeBlock, NodeLine};
 use met_core::table::ONE;
-use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels};
+use met_core::{Batch, Column, MISSING, Subject, Table, Unit, columns, labels, units};
 use met_host::{Dir, Host, KeptFile, Share, Targets, parse};
 
 use crate::{Opened, Options, Pace, ReadError, Source, SourceSpec, TickInfo, Unavailable, is_gone, sysfs};
@@ -32,6 +34,20 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     charts: &[],
     open,
 };
+
+/// One NUMA node is the machine.
+pub(crate) static BLOCK: NodeBlock = NodeBlock { rows_min: 2, ..NodeBlock::new("NUMA", &TABLE, now) };
+
+fn now(row: &NodeRow, _: u32) -> Vec<NodeLine> {
+    let total = row.level(MEMORY_TOTAL);
+    let used = total.zip(row.level(MEMORY_FREE)).map(|(total, free)| total - free);
+    let values = [
+        ("in use ", used.map(units::bytes)),
+        ("of ", total.map(units::bytes)),
+        ("remote pages/s ", row.rate(FOREIGN).map(units::count)),
+    ];
+    vec![NodeLine::named(format!("node {}", row.label(label::NUMA_NODE)), &values)]
+}
 
 const FOLDER: &str = "/sys/devices/system/node";
 

@@ -322,7 +322,7 @@ impl Perf {
         self.refuse(refused);
     }
 
-    /// Each of them is told once.
+    /// Each of them is reported once.
     fn refuse(&mut self, refused: Vec<UncountedEvent>) {
         for one in refused {
             if !self.refused.contains(&one) {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
 use met_core::energy::Scope;
+use met_core::node_block::Sensor;
 use met_core::table::MICRO;
 use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, labels};
 use met_host::{Budget, Dir, Host, KeptFile, Share, Targets, clock, parse};
@@ -44,6 +45,15 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
         MachineChart::new("rapl", ["Processor power", "power"], ChartUnit::Watts, &TABLE, &[ENERGY]).main()
     ],
     open,
+};
+
+pub(crate) static SENSOR: Sensor = Sensor {
+    table: &TABLE,
+    name: |row| match (row.label(label::PACKAGE), row.label(label::ZONE)) {
+        (package, zone) if package == zone => zone.to_owned(),
+        (package, zone) => format!("{package} {zone}"),
+    },
+    critical: None,
 };
 
 pub(crate) static METER: Meter = Meter {
@@ -107,7 +117,7 @@ struct Wrap {
 }
 
 impl Wrap {
-    /// The energy so far, or missing where it cannot be told how often the counter began again.
+    /// The energy so far, or missing where it is unknown how often the counter began again.
     fn push(&mut self, now_ns: i64, raw_uj: i64) -> i64 {
         // A zone that the processor does not have counts 0 for ever.
         if raw_uj < 0 || raw_uj == 0 && self.last.is_none() {

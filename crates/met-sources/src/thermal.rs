@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use met_core::chart::{MachineChart, Unit as ChartUnit};
+use met_core::node_block::Sensor;
 use met_core::table::MILLI;
 use met_core::{Across, Batch, Column, MISSING, Subject, Table, Unit, Unparsed, columns, labels};
 use met_host::{Host, Targets};
@@ -33,6 +34,12 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
         &[TEMPERATURE],
     )],
     open,
+};
+
+pub(crate) static SENSOR: Sensor = Sensor {
+    table: &TABLE,
+    name: |row| format!("zone {} {}", row.label(label::ZONE), row.label(label::TYPE)),
+    critical: Some(TEMPERATURE_CRITICAL),
 };
 
 const FOLDER: &str = "/sys/class/thermal";

@@ -161,7 +161,7 @@ fn write_piece(sql: &dyn Sql, terms: &mut Terms) -> Result<bool> {
         live_states()
     );
     let selected = reading::rows(sql, &behind, &[reached.into()], Some(PIECE), Parts::BRIEF)?;
-    // A row has a checksum of its own, which would vouch for figures that are missing.
+    // A row has a checksum of its own, which would be right for figures that are missing.
     for stored in selected.found.iter().filter(|stored| !stored.is_damaged) {
         let figures = Figures::of(sql, terms, &stored.record)?;
         let bare =

@@ -6,8 +6,10 @@ use met_core::job_table::CPU;
 use met_core::{JOB, event};
 
 use super::*;
-use crate::backends::Secret;
-use crate::samples::{MIDNIGHT_S, running, series};
+use crate::backends::{Backends, Secret};
+use crate::inbox::JobDir;
+use crate::samples::{MIDNIGHT_S, finished, running, series};
+use crate::store::Writer;
 
 /// A request to an engine: the first line, and the authorization header.
 type Asked = (String, Option<String>);
@@ -81,6 +83,25 @@ fn an_engine_that_stays_busy_is_for_the_caller_to_come_back_to() {
     let (engine, asked) = engine(&["503 Service Unavailable"; 3]);
     assert!(matches!(append(&engine, 5), (Err(StoreError::Unreachable { .. }), 0)));
     assert_eq!(lines(asked), [WRITE; 3]);
+}
+
+/// Every answer takes seconds where an engine cannot be reached: ends that wait for it do not wait one after another.
+#[test]
+fn an_engine_that_cannot_be_reached_is_asked_once_per_import() {
+    let busy = "503 Service Unavailable";
+    let (engine, asked) = engine(&[busy, busy, busy, "204 No Content"]);
+    let state = tempfile::tempdir().unwrap();
+    for id in [1, 2] {
+        let dir = JobDir::claim(state.path(), id).unwrap();
+        dir.write_series(&series(MIDNIGHT_S * 1000, 1000, 5)).unwrap();
+        dir.write_end(&finished(id, MIDNIGHT_S)).unwrap();
+    }
+    let backends = Backends { catalogue: None, series: Some(engine.clone()) };
+    let mut writer = Writer::open_with(state.path(), &backends).unwrap();
+    let imported = writer.import().unwrap();
+    assert_eq!((imported.ended.len(), imported.problems.len()), (0, 1), "{:?}", imported.problems);
+    assert!(matches!(append(&engine, 5), (Ok(()), 0)), "its next answer is still to come");
+    assert_eq!(lines(asked), [WRITE; 4]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use met_core::job::JobKey;
 
 use crate::device::DEVICE;
 
-/// Stands before the label of a part; no GPU has such a uuid.
+/// Precedes the label of a part; no GPU has such a uuid.
 pub(crate) const NODE: &str = "node:";
 
 /// Something of the machine that has a series.

@@ -76,7 +76,7 @@ pub struct Reader {
     _guard: Option<File>,
 }
 
-/// A shared lock on what a writer locks for itself; `None` where one writes, or where it cannot be told.
+/// A shared lock on what a writer locks for itself; `None` where one writes, or where that is unknown.
 pub(crate) fn keep_writers_away(state: &Path) -> Option<File> {
     // Without NONBLOCK a FIFO in its place would block the reader.
     let flags = OFlags::NONBLOCK.bits() as i32;

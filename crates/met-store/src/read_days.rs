@@ -12,7 +12,7 @@ use crate::file_id::{FileId, file_at};
 
 /// Enough for a job of ten days. Each holds up to three descriptors.
 const OPEN_MAX: usize = 12;
-/// Files that were not read for so long are closed by whoever writes.
+/// Files that were not read for so long are closed by the writer.
 const UNUSED_MAX: Duration = Duration::from_secs(30);
 
 struct OpenDay {

@@ -213,7 +213,7 @@ impl Figures {
 /// Far more than there are; a larger number was invented by a client that may announce jobs.
 const TERMS_MAX: i64 = 2_000;
 const TERM_BYTES_MAX: usize = 200;
-/// Stands for every text that found no room.
+/// Replaces every text that found no room.
 const OTHER: &str = "other";
 
 fn term(sql: &dyn Sql, terms: &mut Terms, text: &str) -> Result<i64> {

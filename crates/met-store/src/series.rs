@@ -1,4 +1,4 @@
-//! Series: what whoever keeps them must do, and the files of samples, one for each UTC day, so that old samples
+//! Series: what every store of them must do, and the files of samples, one for each UTC day, so that old samples
 //! go by removing a file.
 
 use std::collections::BTreeSet;

@@ -375,7 +375,7 @@ impl Writer {
         Ok(true)
     }
 
-    /// Whether a job has ended here already, with what was sampled of it: its supervisor, who was told so a moment
+    /// Whether a job has ended here already, with what was sampled of it: its supervisor, which was sent that a moment
     /// ago, has not yet taken away what he wrote down himself.
     fn knows_end(&self, key: &JobKey) -> Result<bool, StoreError> {
         // Not what is in the inbox: that is the very end that is asked about.

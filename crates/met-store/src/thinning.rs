@@ -45,7 +45,7 @@ pub(crate) struct Position {
     table: String,
 }
 
-/// Thins what is old enough, for about as long as `patience`; true when something is left to do. Tables that are not
+/// Thins what is old enough, for about as long as `timeout`; true when something is left to do. Tables that are not
 /// known stay as they are, and so does a day whose file cannot be changed. Where an engine keeps the series, it decides.
 pub fn thin(
     writer: &mut Writer,

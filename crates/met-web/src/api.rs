@@ -1,12 +1,15 @@
-//! The API, the same for daemon and server. An endpoint is a function and an entry in [`ENDPOINTS`].
+//! The API, the same for daemon and server. An endpoint is a function and an entry in the `ENDPOINTS` of its file, from
+//! which its route, its checks, the OpenAPI document, CSV and the table in `docs/api.md` follow.
 //!
 //! Who asks is found out before an endpoint is called, and it reaches jobs only as this viewer sees them.
 
 pub(crate) mod answers;
+mod catalogue;
 pub(crate) mod compare;
 mod document;
-mod endpoints;
+mod endpoint;
 pub(crate) mod findings;
+mod jobs;
 mod nodes;
 pub mod parameters;
 mod people;
@@ -16,6 +19,7 @@ mod schemas;
 mod series;
 mod stream;
 pub(crate) mod usage;
+mod who;
 pub(crate) mod writes;
 
 use std::sync::Arc;
@@ -34,19 +38,19 @@ pub use met_insight::scale::System;
 use met_jobs::cgroup_layouts::Layout;
 use met_query::annotate::Annotates;
 use met_query::free;
-use met_query::jobs::{self, JobRef, JobsFilter, Meant};
+use met_query::jobs::{JobRef, JobsFilter, Meant, every_found, one_of, step};
 use met_query::machines::Machines;
 use met_query::protocol::NodeStatus;
 use met_query::query::{Query, every_job};
 use met_query::viewer::Viewer;
-use met_query::who::{self, InUse, Look};
+use met_query::who::{InUse, Look, running};
 use met_store::Page;
 
 use crate::answers::{Answers, Turn};
 use crate::in_turn::{NoPlace, Place};
 use crate::listener::Peer;
 use crate::problem::Problem;
-use endpoints::{Action, ENDPOINTS, Endpoint};
+use endpoint::{Action, Endpoint};
 use parameters::Given;
 pub use stream::Live;
 
@@ -58,6 +62,27 @@ pub const ASK: &str = "/api/v1/ask";
 pub const BATCHES: &str = "/api/v1/batches";
 /// Where a server lists pages to scrape.
 pub const TARGETS: &str = "/api/v1/targets";
+
+/// The files with endpoints, in the order of the documentation.
+const SUBJECTS: &[&[Endpoint]] = &[
+    jobs::ENDPOINTS,
+    series::ENDPOINTS,
+    answers::ENDPOINTS,
+    scale::ENDPOINTS,
+    compare::ENDPOINTS,
+    nodes::ENDPOINTS,
+    people::ENDPOINTS,
+    usage::ENDPOINTS,
+    findings::ENDPOINTS,
+    who::ENDPOINTS,
+    catalogue::ENDPOINTS,
+    stream::ENDPOINTS,
+    document::ENDPOINTS,
+];
+
+fn endpoints() -> impl Iterator<Item = &'static Endpoint> {
+    SUBJECTS.iter().copied().flatten()
+}
 
 /// Decides who asks.
 pub trait Admission: Send + Sync {
@@ -225,8 +250,8 @@ impl<'a> Visible<'a> {
     pub(crate) fn who(&self) -> Result<InUse, Problem> {
         let none = || Problem::new(StatusCode::NOT_FOUND, "only the daemon of a machine knows its processes");
         let (host, look) = self.host.zip(self.look.as_ref()).ok_or_else(none)?;
-        let running = every_job(self.query, self.viewer, &who::running());
-        Ok(look.in_use(host, self.viewer, &running.map_err(|error| Problem::failed(&error))?))
+        let jobs = every_job(self.query, self.viewer, &running());
+        Ok(look.in_use(host, self.viewer, &jobs.map_err(|error| Problem::failed(&error))?))
     }
 
     /// What jobs are compared with.
@@ -248,11 +273,11 @@ impl<'a> Visible<'a> {
     /// The one job or step that a text means, in the words of the command line.
     pub(crate) fn find(&self, text: &str) -> Result<Meant, Problem> {
         let find = |job: &JobRef| {
-            let found = jobs::every_found(self.query, self.viewer, job)?;
-            jobs::one_of(text, job, found)
+            let found = every_found(self.query, self.viewer, job)?;
+            one_of(text, job, found)
         };
         let job = JobRef::parse(text, self.layouts).map_err(Problem::asked)?;
-        if let Some(step) = jobs::step(text, self.layouts, find).map_err(unclear)? {
+        if let Some(step) = step(text, self.layouts, find).map_err(unclear)? {
             return Ok(Meant::Step(step));
         }
         find(&job)
@@ -286,7 +311,7 @@ impl Asked {
 
 pub fn router(api: Arc<Api>) -> Router {
     let mut router = Router::new();
-    for endpoint in ENDPOINTS {
+    for endpoint in endpoints() {
         let api = Arc::clone(&api);
         let handler = get(
             move |Extension(peer): Extension<Peer>, headers: HeaderMap, path: RawPathParams, uri: Uri| {

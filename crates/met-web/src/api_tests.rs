@@ -163,7 +163,7 @@ fn ids(answer: &Value) -> Vec<&str> {
 #[test]
 fn no_endpoint_is_called_without_authentication() {
     let jobs = Jobs::new();
-    for Endpoint { path, .. } in ENDPOINTS {
+    for Endpoint { path, .. } in endpoints() {
         let address = path.replace("{job}", "2").replace("{node}", "n1");
         let (status, answer) = get_from(&jobs, None, &address);
         let reason = Some("who are you?");
@@ -347,7 +347,7 @@ fn a_job_has_the_time_window_of_a_dashboard() {
 
 /// Names of parameters in `{}`, filled in.
 fn examples() -> impl Iterator<Item = (&'static Endpoint, String)> {
-    ENDPOINTS.iter().map(|one| (one, one.path.replace("{job}", "2").replace("{node}", "n1")))
+    endpoints().map(|one| (one, one.path.replace("{job}", "2").replace("{node}", "n1")))
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn every_route_is_in_the_document_and_answers() {
     assert_eq!((status, document["openapi"].as_str()), (StatusCode::OK, Some("3.1.0")));
     let paths = document["paths"].as_object().unwrap();
     let written: std::collections::BTreeSet<&str> = writes::WRITES.iter().map(|write| write.path).collect();
-    assert_eq!(paths.len(), ENDPOINTS.len() + written.len());
+    assert_eq!(paths.len(), endpoints().count() + written.len());
     for write in writes::WRITES {
         let operation = &paths[write.path][write.method.as_str().to_lowercase()];
         assert_eq!(operation["summary"], write.help, "{}", write.path);
@@ -382,6 +382,51 @@ fn every_route_is_in_the_document_and_answers() {
                 assert!(!answer[key.as_str().unwrap()].is_null() || key == "next", "{address}: {key}");
             }
         }
+    }
+}
+
+/// The rows of all paths in `docs/api.md`.
+fn documented() -> String {
+    let read = endpoints().map(|one| ("GET", one.path, one.answer));
+    let written = writes::WRITES.iter().map(|one| (one.method.as_str(), one.path, one.answer));
+    let row = |(method, path, answer)| format!("| `{method} {path}` | {answer} |\n");
+    read.map(row).chain(written.map(row)).collect()
+}
+
+/// `UPDATE_EXPECT=1` writes the table.
+#[test]
+fn the_table_of_the_documentation_is_current() {
+    const HEAD: &str = "| path | answer |\n| --- | --- |\n";
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api.md");
+    let page = std::fs::read_to_string(&file).unwrap();
+    let (before, rest) = page.split_once(HEAD).unwrap();
+    let (table, after) = rest.split_at(rest.find("\n\n").unwrap() + 1);
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
+        std::fs::write(file, format!("{before}{HEAD}{}{after}", documented())).unwrap();
+    } else {
+        assert_eq!(table, documented(), "docs/api.md is not current: set UPDATE_EXPECT=1");
+    }
+}
+
+/// An endpoint is an entry in its own file: one that another file had to name would take a third file to add.
+#[test]
+fn an_endpoint_is_named_in_its_own_file_only() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/api");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files: Vec<_> = files.map(|path| (std::fs::read_to_string(&path).unwrap(), path)).collect();
+    let declaring = files.iter().filter(|(text, _)| text.contains("const ENDPOINTS: &[Endpoint]")).count();
+    assert_eq!(declaring, SUBJECTS.len(), "SUBJECTS has every file with endpoints");
+    let router = include_str!("api.rs");
+    for endpoint in endpoints() {
+        let named = format!("\"{}\"", endpoint.path);
+        let naming: Vec<_> = files.iter().filter(|(text, _)| text.contains(&named)).collect();
+        assert_eq!(
+            naming.len(),
+            1,
+            "{named} in {:?}",
+            naming.iter().map(|(_, path)| path).collect::<Vec<_>>()
+        );
+        assert!(!router.contains(&named), "{named} in api.rs");
     }
 }
 

@@ -14,7 +14,7 @@ use super::*;
 
 const DAMAGED: &str = "the store is damaged; jobs may be missing";
 
-/// Lists jobs when it is told to, and notes for whom. Some cannot be read.
+/// Lists jobs when the test allows it, and notes for whom. Some cannot be read.
 struct Gated {
     jobs: Arc<Jobs>,
     may_go_on: Mutex<mpsc::Receiver<()>>,

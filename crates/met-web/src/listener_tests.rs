@@ -333,7 +333,7 @@ fn passwords_are_not_guessed_without_end_and_a_right_one_goes_on() {
     let statuses: Vec<String> = (0..102).map(|_| ask(&server, "/", &login("ann", "wrong")).0).collect();
     assert_eq!(statuses[0], "HTTP/1.1 401 Unauthorized");
     assert_eq!(statuses[101], "HTTP/1.1 429 Too Many Requests");
-    assert_eq!(ask(&server, "/", &login("ann", "secret")).0, OK, "whoever guesses locks nobody out");
+    assert_eq!(ask(&server, "/", &login("ann", "secret")).0, OK, "guessing locks no user out");
 }
 
 #[test]

@@ -18,9 +18,11 @@ use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use met_core::job::{Emission, JobKey, Record, Summaries, Totals};
 use met_core::node_health::NodeHealth;
+use met_core::series::Series;
 use serde::{Deserialize, Serialize};
 
 use crate::bits::put_varint;
+use crate::block;
 
 mod spooled;
 
@@ -122,6 +124,15 @@ pub struct Piece {
     pub subject: Subject,
     pub table: String,
     pub block: Vec<u8>,
+}
+
+impl Piece {
+    /// A whole series.
+    pub fn of(subject: Subject, series: &Series) -> Piece {
+        let mut packed = Vec::new();
+        block::encode(series, 0..series.len(), &mut packed);
+        Piece { subject, table: series.table.name.to_owned(), block: packed }
+    }
 }
 
 /// The interim totals of a running job, as far as its samples do not contain them.

@@ -255,7 +255,7 @@ pub enum Command {
     Man(ManArgs),
 }
 
-// Values that are checked by what they mean may begin with a hyphen for the parser: who writes `--limit -1` is told
+// Values that are checked by what they mean may begin with a hyphen for the parser: who writes `--limit -1` learns
 // what is wrong with the number, and not that there is no option -1.
 
 fn number_of_jobs(text: &str) -> Result<usize, String> {

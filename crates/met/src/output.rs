@@ -28,7 +28,7 @@ impl Output {
         self.stream.is_terminal()
     }
 
-    /// Keeps a text on the screen that is made anew again and again. Ends only with an error.
+    /// Keeps a text on the screen that is drawn again and again. Ends only with an error.
     pub fn keep_on_screen(
         &mut self,
         every: Duration,

@@ -25,7 +25,7 @@ fn seconds(energy: &Value) -> f64 {
     (time("end") - time("begin")).total(jiff::Unit::Second).unwrap()
 }
 
-/// A controller that says what stands in a file, asked by a daemon with a page.
+/// A controller that reports what is in a file, queried by a daemon with a page.
 fn played(watts: &Path, port: u16) -> String {
     format!(
         "sources:\n  rapl: off\n  hwmon: off\n  ipmi: {{command: 'cat {}', every: 1s}}\n\

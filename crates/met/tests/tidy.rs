@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use met_core::managers::Scheduler;
 
 const FUNCTION_LINES_MAX: usize = 70;
+const ARCHITECTURE_WORDS_MAX: usize = 3_500;
 const FIELDS_MAX: usize = 12;
 /// Methods of more than one line that only compute: more of them make a type more than data.
 const DERIVING_MAX: usize = 1;
@@ -294,6 +295,33 @@ fn no_scheduler_is_named_outside_its_row_and_its_file() {
     assert!(own > 30, "only {own} names found: the search is broken");
 }
 
+/// What `met node`, plots and pages show of a source follows from its file: a view that names one would miss the next.
+#[test]
+fn no_view_names_a_source() {
+    // The machine itself is no device: its uptime, its CPUs in use, and its memory are at the head of a page.
+    let sources = || met_sources::SOURCES.iter().map(|spec| spec.name).filter(|name| *name != "node");
+    let mut seen = 0;
+    for (path, text) in sources_of_views() {
+        let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+        seen += usize::from(text.contains("met_sources::"));
+        for import in text.split("met_sources::").skip(1) {
+            let names = import.split([';', '(']).next().unwrap();
+            let named = sources().find(|source| occurrences(names, source).next().is_some());
+            assert!(named.is_none(), "{}: describe it in the file of the source: {named:?}", path.display());
+        }
+    }
+    assert!(seen >= 3, "only {seen} views use sources: the search is broken");
+}
+
+fn sources_of_views() -> Vec<(PathBuf, String)> {
+    let mut files = Vec::new();
+    files_below(&root().join("crates/met/src/view"), &mut files);
+    files_below(&root().join("crates/met-web/src/pages"), &mut files);
+    let is_code = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
+    files.retain(is_code);
+    files.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+}
+
 #[test]
 fn every_fixture_is_used() {
     let mut fixtures = Vec::new();
@@ -309,6 +337,28 @@ fn every_fixture_is_used() {
             fixture.display()
         );
     }
+}
+
+#[test]
+fn the_architecture_names_files_that_exist() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let mut files = Vec::new();
+    files_below(&root().join("crates"), &mut files);
+    let files: Vec<String> = files.iter().map(|path| path.to_str().unwrap().to_owned()).collect();
+    let mut seen = 0;
+    for name in text.split('`').skip(1).step_by(2).filter(|name| name.ends_with(".rs") && !name.contains(' '))
+    {
+        assert!(files.iter().any(|file| file.ends_with(&format!("/{name}"))), "{name} is gone");
+        seen += 1;
+    }
+    assert!(seen > 60, "only {seen} files named: the search is broken");
+}
+
+/// The way through the code is short: reasons have pages of their own.
+#[test]
+fn the_architecture_is_short() {
+    let words = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap().split_whitespace().count();
+    assert!(words <= ARCHITECTURE_WORDS_MAX, "ARCHITECTURE.md has {words} words");
 }
 
 #[test]

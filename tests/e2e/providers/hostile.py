@@ -1,4 +1,4 @@
-"""An OpenID provider that lies as it is told to: hostile.py PORT FOLDER. What it does is read from FOLDER/lie each time."""
+"""An OpenID provider that lies on request: hostile.py PORT FOLDER. What it does is read from FOLDER/lie each time."""
 
 import base64
 import hashlib

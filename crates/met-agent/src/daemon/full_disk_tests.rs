@@ -210,7 +210,7 @@ fn a_job_that_is_not_written_can_be_named_and_removed() {
     assert!(!report(&mut service, &ended(7, BOB, "unwritten")));
     assert!(!report(&mut service, &ended(8, BOB, "unwritten")));
     assert_eq!(find(&mut service, 0, "8"), [(BOB, "unwritten".to_owned())]);
-    assert_eq!(find(&mut service, 0, "7").len(), 2, "root is told of both");
+    assert_eq!(find(&mut service, 0, "7").len(), 2, "root gets both");
     assert_eq!(find(&mut service, 0, &format!("{BOB}/7")), [(BOB, "unwritten".to_owned())]);
     assert_eq!(find(&mut service, 0, "unwritten").len(), 1, "the newest of the name");
     assert_eq!(find(&mut service, ALICE, "7"), [(ALICE, "stored".to_owned())]);

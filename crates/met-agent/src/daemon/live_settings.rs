@@ -187,28 +187,28 @@ impl LiveSettings {
 
     fn by_file<T: PartialEq>(&self, of: fn(&Config) -> T) -> Held<T> {
         let (value, default) = (of(&self.file), of(&Config::default()));
-        let whence = match &self.read.path {
+        let origin = match &self.read.path {
             Some(path) if value != default => ValueOrigin::File(path.clone()),
             _ => ValueOrigin::Default,
         };
-        Held { value, whence }
+        Held { value, origin }
     }
 
     fn interval_by_file(&self) -> Held<Duration> {
         let by_file = self.by_file(|config| config.sampling.cadence());
-        Held { value: by_file.value.shortest(), whence: by_file.whence }
+        Held { value: by_file.value.shortest(), origin: by_file.origin }
     }
 
     /// The current values and those that follow. Clients that may not see all jobs do not get their ids.
     pub(super) fn in_force(&self, shows_jobs: bool) -> InForce {
-        let whence = |reach: &Reach| match reach {
+        let origin = |reach: &Reach| match reach {
             Reach::Daemon => ValueOrigin::Live,
             Reach::NextEnd => ValueOrigin::Job(None),
             Reach::Job(key) => ValueOrigin::Job(shows_jobs.then(|| format!("{}:{}", key.manager, key.id))),
         };
-        let held = |(reach, value): &(Reach, Duration)| Held { value: *value, whence: whence(reach) };
+        let held = |(reach, value): &(Reach, Duration)| Held { value: *value, origin: origin(reach) };
         let intervals = self.intervals.iter().rev().map(held);
-        let live = |live: &LiveEvents| Held { value: live.names.clone(), whence: whence(&live.reach) };
+        let live = |live: &LiveEvents| Held { value: live.names.clone(), origin: origin(&live.reach) };
         let (in_jobs, for_all): (Vec<_>, Vec<_>) =
             self.events.iter().partition(|live| live.reach.job().is_some());
         let file_events = Some(self.by_file(|config| config.perf.events.clone()));
@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(overrides.events_for_all(), ["page_faults", "cpu_clock"]);
         let held = overrides.in_force(true);
         assert_eq!(
-            (&held.intervals[0].whence, &held.events[0].whence),
+            (&held.intervals[0].origin, &held.events[0].origin),
             (&ValueOrigin::Job(None), &ValueOrigin::Job(None))
         );
         assert!(held.events_in_jobs.is_empty());
@@ -536,19 +536,19 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_says_whence_and_until_when() {
+    fn settings_have_their_origin_and_until_when_they_apply() {
         let mut overrides = overrides("sampling: {interval: 5s}\n");
         overrides.hold(&Reach::Job(key("12")), Some(SECOND), names(&["page_faults"]));
         let in_force = overrides.in_force(true);
         let file = ValueOrigin::File(PathBuf::from("met.yaml"));
         let by_job = ValueOrigin::Job(Some("slurm:12".to_owned()));
         let intervals: Vec<_> =
-            in_force.intervals.into_iter().map(|held| (held.value, held.whence)).collect();
+            in_force.intervals.into_iter().map(|held| (held.value, held.origin)).collect();
         assert_eq!(intervals, [(SECOND, by_job.clone()), (5 * SECOND, file)]);
-        assert_eq!(in_force.events, [Held { value: Vec::new(), whence: ValueOrigin::Default }]);
-        assert_eq!(in_force.events_in_jobs, [Held { value: vec!["page_faults".to_owned()], whence: by_job }]);
+        assert_eq!(in_force.events, [Held { value: Vec::new(), origin: ValueOrigin::Default }]);
+        assert_eq!(in_force.events_in_jobs, [Held { value: vec!["page_faults".to_owned()], origin: by_job }]);
         assert_eq!(
-            overrides.in_force(false).intervals[0].whence,
+            overrides.in_force(false).intervals[0].origin,
             ValueOrigin::Job(None),
             "not for everybody"
         );

@@ -39,6 +39,7 @@ mod sampler_thread;
 mod sampler_view;
 mod sampler_worker;
 pub mod scheduler_answers;
+mod scheduler_worker;
 pub mod schedulers;
 mod service;
 mod sinks;
@@ -78,7 +79,7 @@ use service::Service;
 pub use socket::remove_dead_socket;
 use socket::{Claim, Connection, Peer, Post};
 
-/// Let in between two rounds of answers: who floods the door does not keep others from being answered.
+/// Accepted between two rounds of answers: a flood of connections does not keep others from being answered.
 const ACCEPTED_PER_ROUND: usize = 32;
 /// While jobs that are over wait for their last window of energy.
 const SETTLE_EVERY: Duration = Duration::from_millis(500);
@@ -88,7 +89,7 @@ const RETENTION_EVERY: Duration = Duration::from_secs(3600);
 /// So long after the last job and question nothing is expected soon.
 const REST_AFTER: Duration = Duration::from_secs(5);
 
-/// Serves until told to stop, or, if `auto`, until there has been nothing to do for a while.
+/// Serves until stopped, or, if `auto`, until there has been nothing to do for a while.
 pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
     place.create()?;
     met_host::name_process(c"met-daemon");
@@ -242,7 +243,7 @@ impl Daemon {
             if self.serve_connections(&ready.connections) {
                 return Ok(());
             }
-            // Afterwards: whoever has to make room changes the places of the others.
+            // Afterwards: one that has to make room changes the places of the others.
             if ready.knocked {
                 self.let_in();
             }
@@ -316,7 +317,7 @@ impl Daemon {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// True when told to stop. A hang-up asks for the file to be read again, unless a terminal hung up.
+    /// True on a signal to stop. A hang-up asks for the file to be read again, unless a terminal hung up.
     fn handle_signals(&mut self) -> bool {
         let (mut stop, mut reread) = (false, false);
         while let Some(signal) = self.signals.next() {
@@ -355,7 +356,7 @@ impl Daemon {
         made_room.iter().for_each(|key| self.service.registry.unlinked(key));
     }
 
-    /// Answers who asked, each a request at a time; true when told to stop.
+    /// Answers who asked, each a request at a time; true after a request to stop.
     fn serve_connections(&mut self, ready: &[bool]) -> bool {
         let mut stop = false;
         // Borrowed apart from the rest of the daemon, which answers.
@@ -383,7 +384,7 @@ impl Daemon {
         match connection.take_request() {
             None => {}
             Some(Err(_)) => return Served::Gone,
-            // A supervisor that was killed at once has told of its job; nobody waits for other answers.
+            // A supervisor that was killed at once has reported its job; no client waits for other answers.
             Some(Ok(request))
                 if connection.is_deaf()
                     && !matches!(
@@ -517,7 +518,7 @@ impl Daemon {
         self.idle_exit.is_some_and(|idle_exit| self.is_idle() && self.busy_at.elapsed() >= idle_exit)
     }
 
-    /// Closes the door, and opens it again if somebody had come in meanwhile.
+    /// Closes the socket, and opens it again if a client had connected meanwhile.
     fn left_for_good(&mut self) -> Result<bool> {
         let Some((stream, peer)) = self.post.close_socket() else {
             tracing::info!("leaving: no job for a while");

@@ -14,7 +14,8 @@ use met_jobs::scheduler::{PageOf, PageReader, QueuePages, Update};
 use met_query::protocol::SchedulerStatus;
 use ureq::http::StatusCode;
 
-use super::schedulers::{Measured, lock, pause, random_share, ring};
+use super::scheduler_worker::{Measured, pause, random_share};
+use super::schedulers::{lock, ring};
 
 /// A page is some kilobytes for each partition, and some for each user with jobs.
 const PAGE_BYTES_MAX: u64 = 32 << 20;

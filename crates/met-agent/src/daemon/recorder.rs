@@ -73,7 +73,7 @@ impl Recorder {
         self.writer.series(key).ok().filter(|series| !series.is_empty())
     }
 
-    /// Keeps a new job in the place of what its scheduler had told before it was found. It is followed as it was
+    /// Records a new job in the place of what its scheduler had reported before it was found. It is followed as it was
     /// measured; the store joins the two again when it ends.
     pub(super) fn adopt(&mut self, record: &Record, outputs: &mut Outputs) {
         let known = self.writer.find(Some(&record.key.manager), &record.key.id).unwrap_or_default();
@@ -168,7 +168,7 @@ impl Recorder {
         }
     }
 
-    /// Keeps a piece of what schedulers told, and returns what was written of it.
+    /// Writes a piece of what schedulers reported, and returns what was written of it.
     pub(super) fn hear(&mut self, schedulers: &mut Schedulers, outputs: &mut Outputs) -> Vec<Record> {
         let again = self.unwritten.reported.take();
         let is_first = again.is_none();
@@ -347,7 +347,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// What every sampling thread is told before its first job.
+    /// What every sampling thread receives before its first job.
     pub(super) fn brief(&mut self, sampling: &Sampling, config: &Config, keeps_node: bool) {
         match self.writer.devices() {
             Ok(devices) => sampling.recall_devices(devices),

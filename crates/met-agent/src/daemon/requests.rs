@@ -3,23 +3,29 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use met_core::JOB;
 use met_core::annotation::AnnotationChange;
-use met_core::job::JobKey;
+use met_core::belief::is_known_end;
+use met_core::bounds;
+use met_core::job::{JobKey, Record, State};
 use met_core::reaction::{ReactionChange, ReactionTarget};
+use met_core::series::Series;
 
+use super::claims;
 use super::live_messages::LiveMessages;
+use super::live_settings::Reach;
 use super::permissions::{self, Access, Caller, Role};
 use super::query::DaemonQuery;
+use super::quotas;
 use super::sampler_thread::Sampling;
 use super::service::Service;
 use super::socket::Peer;
 use met_config::Failure;
 use met_host::{clock, users};
 use met_query::annotate;
-use met_query::jobs::JobRef;
-use met_query::protocol::{DiscoveryStatus, InForce, Reply, Request, Status};
+use met_query::jobs::{self, JobRef};
+use met_query::protocol::{Change, DiscoveryStatus, InForce, Reply, Request, Status};
 use met_query::query;
 use met_query::react::{self, Actor};
 use met_query::sample_more::SamplesMore;
@@ -27,6 +33,9 @@ use met_query::viewer::Viewer;
 
 /// A list of so many jobs fits a screen that somebody watches. A longer one is read by a program, or counted.
 const WATCHED_JOBS_MAX: usize = 100;
+
+/// Users whose jobs may have the same id and time.
+const SAME_KEYS_MAX: usize = 16;
 
 impl Service {
     /// What this caller may do by this request; an error if nothing.
@@ -150,6 +159,140 @@ impl Service {
             request,
             Request::Ended(_) | Request::Timed { .. } | Request::Counters { .. } | Request::Configure(_)
         )
+    }
+
+    pub(super) fn started(&mut self, mut record: Record, peer: Peer, access: Access) -> Result<Reply> {
+        let known = self.admit(&mut record, peer, access)?;
+        // An announcement that was overtaken by the end is old news.
+        if known.as_ref().is_some_and(is_known_end) {
+            return Ok(Reply::Done);
+        }
+        claims::vouch_start(&self.host, &self.admission.made, &mut record, known.as_ref(), peer)?;
+        if self.place.system {
+            quotas::check(&self.host, &self.registry, &record, peer)?;
+        }
+        record.state = State::Running;
+        self.take_announced(&mut record, known.as_ref(), peer);
+        // Its supervisor announces a job again to a daemon that is restarted.
+        let was_published = known.is_some() && self.recorder.writer.is_stored(&record.key)?;
+        self.recorder.commit_start(&record)?;
+        self.admission.number_used(&record.key);
+        self.registry.nesting.note(&record, &mut self.registry.jobs, &mut self.recorder);
+        if !was_published {
+            self.outputs.publish_start(&record);
+        }
+        self.watch(record);
+        Ok(Reply::Done)
+    }
+
+    /// What is known of a job that is announced; an error where it is none of this caller's.
+    fn admit(&mut self, record: &mut Record, peer: Peer, access: Access) -> Result<Option<Record>> {
+        claims::check_kind(record)?;
+        bounds::bound(record);
+        let known = self.recorder.known(&record.key, &self.registry)?;
+        // A job may end before its start was reported. A system daemon then knows it by the id it gave away;
+        // other jobs are kept by their owners.
+        let is_his = match &known {
+            Some(known) => access.covers(peer, known.uid) && !self.is_anothers(known, record, peer),
+            None if self.place.system => {
+                self.admission.gave_away(record, peer, access, &self.recorder.writer, &self.place)
+            }
+            None => true,
+        };
+        if !is_his {
+            self.admission.note_refused(record, peer);
+            bail!("no such job");
+        }
+        Ok(known)
+    }
+
+    /// Whether a known job is another user's than the one that is announced.
+    fn is_anothers(&self, known: &Record, record: &Record, peer: Peer) -> bool {
+        let owners = known.uid.zip(claims::owner(record, peer));
+        self.place.system && owners.is_some_and(|(known, announced)| known != announced)
+    }
+
+    /// Another user's job may have the key of one that ended, from a version that counted in seconds: the record gets
+    /// the next one, and is found there if it is reported again.
+    fn pass_over_others(&mut self, record: &mut Record, peer: Peer) -> Result<()> {
+        for _ in 0..SAME_KEYS_MAX {
+            let known = self.recorder.known(&record.key, &self.registry)?;
+            if !known.is_some_and(|known| self.is_anothers(&known, record, peer)) {
+                break;
+            }
+            record.key.incarnation = record.key.incarnation.saturating_add(1);
+        }
+        Ok(())
+    }
+
+    fn take_announced(&mut self, record: &mut Record, known: Option<&Record>, peer: Peer) {
+        self.registry.nesting.place(&self.host, &self.discovery, record, known, peer);
+        claims::vouch_events(&self.host, &self.settings.all_events(), record, peer);
+        claims::vouch_place(&self.host, record, peer);
+        if self.place.system {
+            self.admission.announced.count(record);
+        }
+    }
+
+    /// Keeps the end of a job, and what `met time` sampled of it; it is on disk when this returns.
+    pub(super) fn ended(
+        &mut self,
+        mut record: Record,
+        sampled: Option<Series>,
+        peer: Peer,
+        access: Access,
+    ) -> Result<Reply> {
+        if record.state.is_live() {
+            bail!("the job has not ended");
+        }
+        if sampled.is_some() && !claims::is_timed(&record) {
+            bail!("only `met time` sends samples of its job");
+        }
+        self.pass_over_others(&mut record, peer)?;
+        let known = self.admit(&mut record, peer, access)?;
+        // Reported twice, by its supervisor and by a command that found it in the user's files: what was stored knows
+        // more by now. (A user's own daemon finds the very end that is reported in the inbox.)
+        let stored = || self.recorder.writer.get(&record.key);
+        if self.place.system && stored()?.is_some_and(|kept| is_known_end(&kept)) {
+            return Ok(Reply::Done);
+        }
+        claims::vouch_end(&self.admission.made, &mut record, known.as_ref(), peer, sampled.is_some());
+        self.take_announced(&mut record, known.as_ref(), peer);
+        if let Some(series) = sampled.filter(|_| known.is_none()) {
+            let series = claims::vouch_samples(series, &record, self.admission.reserved_ns(&record.key));
+            self.admission.announced.count_samples(&series);
+            self.recorder.keep_series(&record.key, &series, &mut self.outputs);
+        }
+        self.admission.number_used(&record.key);
+        self.close_job(record)?;
+        Ok(Reply::Done)
+    }
+
+    /// Changes what it is asked to, or nothing.
+    pub(super) fn configure(&mut self, change: &Change) -> Result<Reply> {
+        let interval = change.period.as_deref().map(met_config::interval).transpose().context("--period")?;
+        let events = change.perf.as_deref().map(met_config::events_in).transpose().context("--perf")?;
+        let job = change.job.as_ref().map(|job| self.running_job(job)).transpose()?;
+        if change.reset {
+            self.settings.revert(job.as_ref());
+        }
+        let reach = match job {
+            Some(key) => Reach::Job(key),
+            None if change.until_a_job_ends => Reach::NextEnd,
+            None => Reach::Daemon,
+        };
+        self.settings.hold(&reach, interval, events);
+        let note = self.apply_overrides().filter(|_| change.perf.is_some());
+        let held = self.settings.in_force(true);
+        tracing::info!("configured live: sampled every {:?}", self.settings.config.sampling.shortest());
+        Ok(Reply::InForce(Box::new(InForce { note, ..held })))
+    }
+
+    fn running_job(&mut self, job: &jobs::JobRef) -> Result<JobKey> {
+        self.discovered();
+        let found = jobs::find(&self.recorder.writer, job, &met_store::Filter::default())?;
+        let mut keys = found.into_iter().map(|record| record.key);
+        keys.find(|key| self.registry.jobs.contains_key(key)).context("--job: no such job runs here")
     }
 
     fn remove(&mut self, key: &JobKey, caller: &Caller, access: Access) -> Result<Reply> {

@@ -4,49 +4,39 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use met_core::belief::is_known_end;
-use met_core::bounds;
+use anyhow::Result;
 use met_core::job::{JobKey, Origin, Record, State};
-use met_core::series::Series;
 use met_host::Host;
 use met_jobs::discover::{Event, Found};
 use met_store::{Queries, inbox};
 use met_wire::batch::Subject;
 
 use super::admission::Admission;
-use super::claims;
 use super::discovery_thread::Finder;
 use super::forwarding;
 use super::found_jobs::{self, Discovery};
 use super::housekeeping::{Housekeeping, IMPORT_FOR};
 use super::identifying::Asked;
 use super::last_tick::MetricsCache;
-use super::live_settings::{LiveSettings, Reach};
-use super::permissions::Access;
+use super::live_settings::LiveSettings;
 use super::process_groups::{self, News};
-use super::quotas;
 use super::recorder::Recorder;
 use super::registry::{Late, Registry, is_found};
 use super::sampler_thread::{Sampling, Stuck};
 use super::scheduler_answers;
 use super::schedulers::{SchedulerClient, Schedulers};
 use super::sinks::{self, Outputs};
-use super::socket::Peer;
 use super::supervisors::LOOK_FOR;
 use crate::idle_power_file::IdleFile;
 use crate::sampler::Known;
 use met_config::{Config, Failure, Place};
 use met_host::users;
 use met_query::jobs;
-use met_query::protocol::{Change, InForce, Reply};
 use met_query::setting::Setting;
 
 /// What a killed daemon loses of the machine's history without jobs.
 const FLUSH_AT_REST: Duration = Duration::from_secs(300);
 
-/// Users whose jobs may have the same id and time.
-const SAME_KEYS_MAX: usize = 16;
 /// For samples of an end that the sampler did not answer in time: it is replaced sooner if it hangs.
 const LATE_FOR: Duration = Duration::from_secs(60);
 const LATE_EVERY: Duration = Duration::from_millis(500);
@@ -166,79 +156,6 @@ impl Service {
         self.registry.jobs.len()
     }
 
-    pub(super) fn started(&mut self, mut record: Record, peer: Peer, access: Access) -> Result<Reply> {
-        let known = self.admit(&mut record, peer, access)?;
-        // An announcement that was overtaken by the end is old news.
-        if known.as_ref().is_some_and(is_known_end) {
-            return Ok(Reply::Done);
-        }
-        claims::vouch_start(&self.host, &self.admission.made, &mut record, known.as_ref(), peer)?;
-        if self.place.system {
-            quotas::check(&self.host, &self.registry, &record, peer)?;
-        }
-        record.state = State::Running;
-        self.take_announced(&mut record, known.as_ref(), peer);
-        // Its supervisor announces a job again to a daemon that is restarted.
-        let was_published = known.is_some() && self.recorder.writer.is_stored(&record.key)?;
-        self.recorder.commit_start(&record)?;
-        self.admission.number_used(&record.key);
-        self.registry.nesting.note(&record, &mut self.registry.jobs, &mut self.recorder);
-        if !was_published {
-            self.outputs.publish_start(&record);
-        }
-        self.watch(record);
-        Ok(Reply::Done)
-    }
-
-    /// What is known of a job that is announced; an error where it is none of this caller's.
-    fn admit(&mut self, record: &mut Record, peer: Peer, access: Access) -> Result<Option<Record>> {
-        claims::check_kind(record)?;
-        bounds::bound(record);
-        let known = self.recorder.known(&record.key, &self.registry)?;
-        // A job may end before its start was told. A system daemon then knows it by the id it gave away;
-        // other jobs are kept by their owners.
-        let is_his = match &known {
-            Some(known) => access.covers(peer, known.uid) && !self.is_anothers(known, record, peer),
-            None if self.place.system => {
-                self.admission.gave_away(record, peer, access, &self.recorder.writer, &self.place)
-            }
-            None => true,
-        };
-        if !is_his {
-            self.admission.note_refused(record, peer);
-            bail!("no such job");
-        }
-        Ok(known)
-    }
-
-    /// Whether a known job is another user's than the one that is announced.
-    fn is_anothers(&self, known: &Record, record: &Record, peer: Peer) -> bool {
-        let owners = known.uid.zip(claims::owner(record, peer));
-        self.place.system && owners.is_some_and(|(known, announced)| known != announced)
-    }
-
-    /// Another user's job may have the key of one that ended, from a version that counted in seconds: the record gets
-    /// the next one, and is found there if it is reported again.
-    fn pass_over_others(&mut self, record: &mut Record, peer: Peer) -> Result<()> {
-        for _ in 0..SAME_KEYS_MAX {
-            let known = self.recorder.known(&record.key, &self.registry)?;
-            if !known.is_some_and(|known| self.is_anothers(&known, record, peer)) {
-                break;
-            }
-            record.key.incarnation = record.key.incarnation.saturating_add(1);
-        }
-        Ok(())
-    }
-
-    fn take_announced(&mut self, record: &mut Record, known: Option<&Record>, peer: Peer) {
-        self.registry.nesting.place(&self.host, &self.discovery, record, known, peer);
-        claims::vouch_events(&self.host, &self.settings.all_events(), record, peer);
-        claims::vouch_place(&self.host, record, peer);
-        if self.place.system {
-            self.admission.announced.count(record);
-        }
-    }
-
     /// Samples a running job and waits for its supervisor, or for the discovery to see its end.
     pub(super) fn watch(&mut self, record: Record) {
         if self.registry.jobs.contains_key(&record.key) {
@@ -255,40 +172,6 @@ impl Service {
         if !is_found {
             self.look_at_supervisor(&key);
         }
-    }
-
-    /// Keeps the end of a job, and what `met time` sampled of it; it is on disk when this returns.
-    pub(super) fn ended(
-        &mut self,
-        mut record: Record,
-        sampled: Option<Series>,
-        peer: Peer,
-        access: Access,
-    ) -> Result<Reply> {
-        if record.state.is_live() {
-            bail!("the job has not ended");
-        }
-        if sampled.is_some() && !claims::is_timed(&record) {
-            bail!("only `met time` sends samples of its job");
-        }
-        self.pass_over_others(&mut record, peer)?;
-        let known = self.admit(&mut record, peer, access)?;
-        // Reported twice, by its supervisor and by a command that found it in the user's files: what was stored knows
-        // more by now. (A user's own daemon finds the very end that is reported in the inbox.)
-        let stored = || self.recorder.writer.get(&record.key);
-        if self.place.system && stored()?.is_some_and(|kept| is_known_end(&kept)) {
-            return Ok(Reply::Done);
-        }
-        claims::vouch_end(&self.admission.made, &mut record, known.as_ref(), peer, sampled.is_some());
-        self.take_announced(&mut record, known.as_ref(), peer);
-        if let Some(series) = sampled.filter(|_| known.is_none()) {
-            let series = claims::vouch_samples(series, &record, self.admission.reserved_ns(&record.key));
-            self.admission.announced.count_samples(&series);
-            self.recorder.keep_series(&record.key, &series, &mut self.outputs);
-        }
-        self.admission.number_used(&record.key);
-        self.close_job(record)?;
-        Ok(Reply::Done)
     }
 
     /// Ends a job for good. What cannot be written is kept and tried again, and that it is not on disk is said.
@@ -432,13 +315,13 @@ impl Service {
         if found.captures.sluid.as_ref() != Some(&found.id) {
             self.rename(found.job, &found.id);
         }
-        // Whoever is in it already is not told of again.
+        // A process that is in it already is not reported again.
         if !found.pids.is_empty() {
             self.identify(found.job);
         }
     }
 
-    /// What its scheduler had told of a job before it was found, and what its own record does not say.
+    /// What its scheduler had reported of a job before it was found, and what its own record does not say.
     fn follow_allocation(&self, key: &JobKey) {
         if let Ok(Some(known)) = self.recorder.writer.get(key) {
             self.sampling.allocate(&known);
@@ -555,12 +438,12 @@ impl Service {
         );
     }
 
-    /// Readable when a scheduler has told something, unless what was told before waits to be written.
+    /// Readable when a scheduler has replied, unless an earlier reply waits to be written.
     pub fn bell(&self) -> Option<BorrowedFd<'_>> {
         self.schedulers.bell().filter(|_| self.recorder.unwritten.reported.is_none())
     }
 
-    /// Keeps a piece of what schedulers told: some dozens of jobs at a time, others have their turn in between.
+    /// Writes a piece of what schedulers reported: some dozens of jobs at a time, others have their turn in between.
     pub fn hear(&mut self) {
         for record in self.recorder.hear(&mut self.schedulers, &mut self.outputs) {
             if self.registry.jobs.contains_key(&record.key) {
@@ -751,43 +634,16 @@ impl Service {
         self.outputs.tell_watched(&self.sampling);
     }
 
-    /// Changes what it is asked to, or nothing.
-    pub(super) fn configure(&mut self, change: &Change) -> Result<Reply> {
-        let interval = change.period.as_deref().map(met_config::interval).transpose().context("--period")?;
-        let events = change.perf.as_deref().map(met_config::events_in).transpose().context("--perf")?;
-        let job = change.job.as_ref().map(|job| self.running_job(job)).transpose()?;
-        if change.reset {
-            self.settings.revert(job.as_ref());
-        }
-        let reach = match job {
-            Some(key) => Reach::Job(key),
-            None if change.until_a_job_ends => Reach::NextEnd,
-            None => Reach::Daemon,
-        };
-        self.settings.hold(&reach, interval, events);
-        let note = self.settle_standing().filter(|_| change.perf.is_some());
-        let held = self.settings.in_force(true);
-        tracing::info!("configured live: sampled every {:?}", self.settings.config.sampling.shortest());
-        Ok(Reply::InForce(Box::new(InForce { note, ..held })))
-    }
-
-    fn running_job(&mut self, job: &jobs::JobRef) -> Result<JobKey> {
-        self.discovered();
-        let found = jobs::find(&self.recorder.writer, job, &met_store::Filter::default())?;
-        let mut keys = found.into_iter().map(|record| record.key);
-        keys.find(|key| self.registry.jobs.contains_key(key)).context("--job: no such job runs here")
-    }
-
     /// A change for this job ends with it.
     fn revert_with(&mut self, key: &JobKey) {
         if self.settings.job_ended(key) {
-            self.settle_standing();
+            self.apply_overrides();
             tracing::info!("job {} has ended; temporary settings are removed", key.id);
         }
     }
 
     /// Brings the sampler in line; says what cannot be counted.
-    fn settle_standing(&mut self) -> Option<String> {
+    pub(super) fn apply_overrides(&mut self) -> Option<String> {
         self.settings.settle(&self.sampling);
         self.follow_perf_cgroups();
         self.outputs.publish_sampling(self.settings.for_sinks());
@@ -799,7 +655,7 @@ impl Service {
         let Some((name, before)) = self.settings.reread(&self.sampling) else { return };
         self.sampling.forgive_sources(&self.settings.config);
         self.sampling.keep_node(self.settings.keeps_node(self.place.system));
-        let uncounted = self.settle_standing().filter(|_| before.perf != self.settings.config.perf);
+        let uncounted = self.apply_overrides().filter(|_| before.perf != self.settings.config.perf);
         if let Some(words) = uncounted {
             tracing::warn!("{name}: perf.events: {words}");
         }

@@ -35,7 +35,7 @@ pub struct Post {
     system: bool,
 }
 
-/// The right to be the one daemon, before its door is open.
+/// The right to be the one daemon, before its socket is open.
 pub struct Claim {
     lock: File,
 }
@@ -132,7 +132,7 @@ impl Post {
                     tracing::warn!("no descriptors are left for connections: {error}");
                 }
                 if !sent_away {
-                    // The door stays readable: a pause is better than a spin.
+                    // The socket stays readable: a pause is better than a spin.
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 return None;
@@ -151,7 +151,7 @@ fn bind(socket: &Path, system: bool) -> Result<UnixListener> {
     let fresh = socket.with_extension(format!("{}", std::process::id()));
     let bound = UnixListener::bind(&fresh).with_context(|| format!("cannot bind {}", fresh.display()))?;
     bound.set_nonblocking(true)?;
-    // Everybody may knock at a system daemon's door; what is answered depends on who does.
+    // All users may connect to a system daemon; what it answers depends on who does.
     fs::set_permissions(&fresh, fs::Permissions::from_mode(if system { 0o666 } else { 0o600 }))?;
     fs::rename(&fresh, socket).with_context(|| format!("cannot create {}", socket.display()))?;
     Ok(bound)

@@ -121,7 +121,7 @@ pub(super) mod tests {
         assert!(unwritten.is_empty());
     }
 
-    /// A daemon's keeping, of a machine without anything.
+    /// A daemon's parts, of a machine without anything.
     pub(in crate::daemon) fn service(root: &Path) -> Service {
         keeping_by(root, Config::default())
     }

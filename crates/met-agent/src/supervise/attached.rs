@@ -25,7 +25,7 @@ use met_jobs::processes;
 
 /// Rounds of looking for threads that began while others were being opened.
 const ROUNDS_MAX: usize = 8;
-/// How long to wait for whoever reaps the process: only then its exit status is told.
+/// How long to wait for the process to be reaped: only then its exit status is known.
 const REAPED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Waits for the process named as the main one of the assignment's job.

@@ -25,7 +25,7 @@ use met_query::protocol::{self, Reply, Request};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Attempts further apart than this start a daemon anew; quicker ones wait for the one just started.
+/// Attempts further apart than this start another daemon; quicker ones wait for the one just started.
 const START_AGAIN: Duration = Duration::from_secs(2);
 /// A daemon without a descriptor for this connection is asked again so much later.
 const UNLINKED_PAUSE: Duration = Duration::from_secs(60);
@@ -34,7 +34,7 @@ const UNPASSED_PAUSE: Duration = Duration::from_secs(1);
 /// A log that has grown beyond this is begun again.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
-/// What became of an end that a daemon was to be told.
+/// What became of an end that was to be reported to a daemon.
 pub enum HandedOver {
     /// The daemon has it, too.
     Taken,

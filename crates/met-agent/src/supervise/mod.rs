@@ -37,7 +37,7 @@ pub use perf::perf_allowed;
 pub use signals::{Signals, cancel_signal, parse_signal};
 pub use spawn::{Command, look_up};
 
-/// What a supervisor is told by the command line that forks it.
+/// What a supervisor gets from the command line that forks it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Assignment {
     /// The job as far as it is known before its start.

@@ -132,7 +132,7 @@ fn read_count(event: &OwnedFd) -> io::Result<i64> {
     Ok(i64::from_ne_bytes(value))
 }
 
-/// Of all CPUs together since boot; 0 where it is not told.
+/// Of all CPUs together since boot; 0 where it is not reported.
 fn stolen_ns() -> i64 {
     const STEAL_FIELD: usize = 8;
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();

@@ -48,7 +48,7 @@ impl Quota {
         (!limited.is_empty()).then(|| Quota { host: host.clone(), limited, cpus })
     }
 
-    /// Adds how long the most severe of them held back whoever was in it since the job began.
+    /// Adds how long the most severe of them held back the processes in it since the job began.
     pub fn tell(&self, totals: &mut Totals) {
         let grown = |limited: &Limited| {
             let (now, before) = (limited.throttled(&self.host)?, limited.before);

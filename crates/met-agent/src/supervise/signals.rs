@@ -45,7 +45,7 @@ pub struct Signal {
 }
 
 impl Signals {
-    /// Also where whoever started this process ignores hang-ups, as nohup does: an ignored signal is never read.
+    /// Also where the parent of this process ignores hang-ups, as nohup does: an ignored signal is never read.
     pub fn hear_hangups(&self) {
         // SAFETY: blocked, it is read from the descriptor; no handler is installed.
         unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };

@@ -246,7 +246,7 @@ impl Child<'_> {
     }
 }
 
-/// Stands for the process that writes it to `cgroup.procs`.
+/// Means the process that writes it to `cgroup.procs`.
 const SELF: &[u8; 1] = b"0";
 
 /// A pipe with so many of these in it.

@@ -1,5 +1,5 @@
-//! The end of a job that the daemon of the machine could not be told, because it was away. A daemon for everybody
-//! reads no user's files, so whoever knows the end stays until it is back.
+//! The end of a job that could not be reported to the system daemon, because it was away. A daemon for all users
+//! reads no user's files, so the supervisor, which knows the end, stays until it is back.
 
 use std::time::{Duration, Instant};
 

@@ -243,8 +243,8 @@ mod tests {
     fn energy_that_was_measured_does_not_come_from_exit_records() {
         let seen = figure(7, Measured, "energy counter");
         assert_eq!(at_end(GPU_ENERGY, None, &seen, Ends::default()), Some(seen.clone()));
-        let heard = Ends { complete: true, ..Ends::default() };
-        let read = at_end(READ, None, &figure(7, Sampled, "/proc"), heard);
+        let received = Ends { complete: true, ..Ends::default() };
+        let read = at_end(READ, None, &figure(7, Sampled, "/proc"), received);
         assert_eq!(read, Some(figure(7, Measured, "taskstats")));
     }
 

@@ -94,7 +94,7 @@ proptest! {
             hours.iter().enumerate().map(|(at, &(hours, cpus))| answer(at as i64, hours, cpus.map(|_| 4))).collect();
         let once = believed(&answers);
         prop_assert!(once.scheduling.earlier.len() <= EARLIER_MAX);
-        // As a restarted daemon is told them: in order, each one or not.
+        // As a restarted daemon receives them: in order, each one or not.
         let mut again: Vec<usize> = again.into_iter().filter(|&at| at < answers.len()).collect();
         again.sort_unstable();
         let twice = again.iter().fold(once.clone(), |known, &at| believe(&known, &answers[at]));

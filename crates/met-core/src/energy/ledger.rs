@@ -15,9 +15,9 @@ use std::collections::BTreeMap;
 
 use super::carry::Carry;
 use super::line::{CPU, Closed, GPUS, IdleTo, Line, Lines, MEMORY, Policy, REST, Weights, Who, put, share};
+use super::machine_idle::{Idle, MachineIdle};
 use super::meter::Fault;
 use super::meters::Meters;
-use super::resting::{Idle, Resting};
 use super::ticks::{Done, Ticks};
 use super::whole::Whole;
 
@@ -25,7 +25,7 @@ use super::whole::Whole;
 pub struct EnergyLedger {
     idle_to: IdleTo,
     pub meters: Meters,
-    pub resting: Resting,
+    pub machine_idle: MachineIdle,
     open_ns: Option<i64>,
     /// While no meter is read, up to when that is said.
     unmeasured_ns: Option<i64>,
@@ -82,7 +82,7 @@ impl EnergyLedger {
         let mut ledger = EnergyLedger {
             idle_to: policy.idle_to,
             meters: Meters::default(),
-            resting: Resting::default(),
+            machine_idle: MachineIdle::default(),
             open_ns: None,
             unmeasured_ns: None,
             ticks: Ticks::default(),
@@ -97,7 +97,7 @@ impl EnergyLedger {
 
     /// Holds from the window on that is closed next.
     pub fn set_policy(&mut self, policy: Policy) {
-        (self.idle_to, self.resting.configured_mw) = (policy.idle_to, policy.idle_mw);
+        (self.idle_to, self.machine_idle.configured_mw) = (policy.idle_to, policy.idle_mw);
     }
 
     /// Jobs that have left and wait for their last window.
@@ -265,9 +265,9 @@ impl EnergyLedger {
         // One that is behind may show late what was used before: only if it is as far behind afterwards, it did not.
         let is_behind = backlog_uj > whole.outer_uj().unwrap_or(0) / 100;
         if whole.agrees && !is_behind {
-            self.resting.learn(&whole, &done.node, window_ns, end_ns);
+            self.machine_idle.learn(&whole, &done.node, window_ns, end_ns);
         }
-        let idle = self.resting.idle_of(&whole, &done.node, window_ns);
+        let idle = self.machine_idle.idle_of(&whole, &done.node, window_ns);
         let mut claims = BTreeMap::new();
         self.claim_inner(done, &whole, &idle, &mut claims);
         for (who, line) in &claims {
@@ -300,7 +300,7 @@ impl EnergyLedger {
         // One that lags by the same time at the same load shows as much as its parts.
         self.is_steady = self.carry.claimed_uj().abs_diff(backlog_uj) <= whole_uj / 100;
         if whole.agrees && is_behind && self.is_steady {
-            self.resting.learn(&whole, &done.node, window_ns, end_ns);
+            self.machine_idle.learn(&whole, &done.node, window_ns, end_ns);
         }
         debug_assert_eq!(lines.values().map(Line::total_uj).sum::<i64>(), whole_uj as i64);
         let short_uj = self.carry.expire(end_ns, whole.shown_later_uj(backlog_uj));

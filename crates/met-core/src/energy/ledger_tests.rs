@@ -370,7 +370,7 @@ fn idle_power_is_learned_from_two_loads_where_the_machine_never_rests() {
 
 /// What was learned in all, by meters.
 fn idle_mw(ledger: &EnergyLedger) -> Vec<(String, u64)> {
-    ledger.resting.learned().map(|learned| (learned.meters.clone(), learned.total_mw())).collect()
+    ledger.machine_idle.learned().map(|learned| (learned.meters.clone(), learned.total_mw())).collect()
 }
 
 #[test]
@@ -472,8 +472,8 @@ fn what_was_learned_before_holds_from_the_first_window_on() {
     let mut before = ledger(IdleTo::Unassigned, None);
     rest(&mut before, 0..7, true);
     let mut after = ledger(IdleTo::Unassigned, None);
-    before.resting.learned().for_each(|learned| after.resting.recall(learned));
-    assert!(!after.resting.is_unknown());
+    before.machine_idle.learned().for_each(|learned| after.machine_idle.recall(learned));
+    assert!(!after.machine_idle.is_unknown());
     // The first thing that it sees is a busy machine.
     let busy = |ledger: &mut EnergyLedger| {
         let meter = node(ledger);
@@ -497,8 +497,8 @@ fn what_was_learned_before_holds_from_the_first_window_on() {
 #[test]
 fn until_idle_power_is_known_it_is_marked_as_estimated() {
     let mut ledger = ledger(IdleTo::Unassigned, None);
-    assert!(ledger.resting.is_unknown());
-    ledger.resting.assume(30_000, 10_000);
+    assert!(ledger.machine_idle.is_unknown());
+    ledger.machine_idle.assume(30_000, 10_000);
     let meter = node(&mut ledger);
     for (at_ns, node_uj) in [(0, 0), (SECOND, 300_000_000)] {
         ledger.meters.read_counter(meter, at_ns, node_uj);
@@ -515,7 +515,7 @@ fn until_idle_power_is_known_it_is_marked_as_estimated() {
 #[test]
 fn a_job_that_all_but_sleeps_pays_little_also_before_idle_power_is_known() {
     let mut ledger = ledger(IdleTo::Unassigned, None);
-    ledger.resting.assume(10_000, 0);
+    ledger.machine_idle.assume(10_000, 0);
     let meter = node(&mut ledger);
     for at_ns in [0, SECOND] {
         ledger.meters.read_power(meter, at_ns, 210_000);

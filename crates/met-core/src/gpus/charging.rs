@@ -1,6 +1,6 @@
 //! Whose the energy of a GPU is: what each job claims of it at a look.
 
-use super::deck::{Deck, Gpu};
+use super::devices::{Devices, Gpu};
 use super::holders::Holders;
 use super::processes::{Presence, Processes};
 use crate::MISSING;
@@ -15,27 +15,27 @@ const NOISE_THOUSANDTHS: u64 = 50;
 
 /// Splits the GPU's energy among those who use and hold it, or who use and hold its parts.
 pub(super) fn charge(
-    deck: &mut Deck,
+    devices: &mut Devices,
     holders: &Holders,
     processes: &Processes,
     index: usize,
     map: &JobMap,
     (at_ns, gap_ns): (i64, i64),
 ) {
-    deck[index].open_since_ns = deck[index].ledger.open_since_ns();
-    let mut claims = std::mem::take(&mut deck[index].claims);
+    devices[index].open_since_ns = devices[index].ledger.open_since_ns();
+    let mut claims = std::mem::take(&mut devices[index].claims);
     claims.clear();
     let mut unseen = false;
-    if deck.parts(index, at_ns).next().is_none() {
-        holders.claim(deck, index, map, &mut claims);
-        unseen = deck[index].claim_unseen(&mut claims) && !adopt_unseen(holders, index, &mut claims);
+    if devices.parts(index, at_ns).next().is_none() {
+        holders.claim(devices, index, map, &mut claims);
+        unseen = devices[index].claim_unseen(&mut claims) && !adopt_unseen(holders, index, &mut claims);
     }
-    for part in deck.parts(index, at_ns) {
+    for part in devices.parts(index, at_ns) {
         let first = claims.len();
-        holders.claim(deck, part, map, &mut claims);
-        share_slices(&mut claims[first..], deck[part].cells[device::SLICES].max(1) as u64);
+        holders.claim(devices, part, map, &mut claims);
+        share_slices(&mut claims[first..], devices[part].cells[device::SLICES].max(1) as u64);
     }
-    let gpu = &mut deck[index];
+    let gpu = &mut devices[index];
     let read_ns = |column: usize| (gpu.cells[column] != MISSING).then(|| at_ns - gpu.cells[column]);
     let (pass_ns, use_ns) = (read_ns(device::PASS_AGE), read_ns(device::USE_AGE));
     let use_before_ns = gpu.ledger.use_read_ns();
@@ -81,8 +81,8 @@ fn adopt_unseen(holders: &Holders, index: usize, claims: &mut Vec<Claim>) -> boo
 }
 
 /// The job's part of the GPU's power at this moment.
-pub(super) fn power_share(deck: &Deck, holders: &Holders, slot: u32, index: usize) -> i64 {
-    let gpu = &deck[deck.whole(index)];
+pub(super) fn power_share(devices: &Devices, holders: &Holders, slot: u32, index: usize) -> i64 {
+    let gpu = &devices[devices.whole(index)];
     let power_mw = gpu.cells[device::POWER];
     if power_mw == MISSING {
         return MISSING;

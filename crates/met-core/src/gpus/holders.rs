@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::deck::Deck;
+use super::devices::Devices;
 use crate::MISSING;
 use crate::attribute::JobMap;
 use crate::gpu::{device, device::label, process};
@@ -62,30 +62,36 @@ impl Holders {
     }
 
     /// Whether the job was given the GPU, and the source of that.
-    fn given(&self, deck: &Deck, slot: u32, index: usize) -> Option<&'static str> {
+    fn given(&self, devices: &Devices, slot: u32, index: usize) -> Option<&'static str> {
         // What is cut into parts is held by its parts.
-        let holdings = self.holdings.get(&slot).filter(|_| !deck[index].has_parts)?;
-        holdings.iter().find_map(|holding| self.given_by(deck, holding, slot, index))
+        let holdings = self.holdings.get(&slot).filter(|_| !devices[index].has_parts)?;
+        holdings.iter().find_map(|holding| self.given_by(devices, holding, slot, index))
     }
 
-    fn given_by(&self, deck: &Deck, holding: &Holding, slot: u32, index: usize) -> Option<&'static str> {
-        let gpu = &deck[index];
-        let named = || holding.includes(gpu.named(), deck.numbered_vendor());
-        if !holding.is_doubtful() || !deck.models_differ || gpu.labels[label::VENDOR] != "nvidia" {
+    fn given_by(
+        &self,
+        devices: &Devices,
+        holding: &Holding,
+        slot: u32,
+        index: usize,
+    ) -> Option<&'static str> {
+        let gpu = &devices[index];
+        let named = || holding.includes(gpu.named(), devices.numbered_vendor());
+        if !holding.is_doubtful() || !devices.models_differ || gpu.labels[label::VENDOR] != "nvidia" {
             return named().then_some(holding.source);
         }
         // Which GPU a number means is known when the job has opened it.
         let mut opened = self.opened.range((slot, 0)..=(slot, usize::MAX));
-        if opened.any(|&(_, opened)| deck[opened].labels[label::VENDOR] == "nvidia") {
+        if opened.any(|&(_, opened)| devices[opened].labels[label::VENDOR] == "nvidia") {
             return self.opened.contains(&(slot, index)).then_some("CUDA_VISIBLE_DEVICES (as opened)");
         }
         named().then_some("CUDA_VISIBLE_DEVICES (order unknown)")
     }
 
     /// The same, for it or for a job inside it.
-    pub fn held_by(&self, deck: &Deck, slot: u32, index: usize) -> Option<&'static str> {
-        let inside = || self.inside(slot).find_map(|inner| self.given(deck, inner, index));
-        self.given(deck, slot, index).or_else(inside)
+    pub fn held_by(&self, devices: &Devices, slot: u32, index: usize) -> Option<&'static str> {
+        let inside = || self.inside(slot).find_map(|inner| self.given(devices, inner, index));
+        self.given(devices, slot, index).or_else(inside)
     }
 
     /// Whether `inner` is the job or one inside it.
@@ -101,8 +107,8 @@ impl Holders {
     }
 
     /// What jobs and others claim of one GPU or part.
-    pub fn claim(&self, deck: &Deck, index: usize, map: &JobMap, claims: &mut Vec<Claim>) {
-        let gpu = &deck[index];
+    pub fn claim(&self, devices: &Devices, index: usize, map: &JobMap, claims: &mut Vec<Claim>) {
+        let gpu = &devices[index];
         // Sorted by `who`, for a binary search.
         let mut by_who: BTreeMap<Option<u32>, Claim> = BTreeMap::new();
         let put =
@@ -121,7 +127,7 @@ impl Holders {
             let activity = if is_idle { Activity::Idle } else { Activity::Active };
             put(&mut by_who, presence.slot, gpu.activity(presence), u64::from(open), activity);
         }
-        let is_given = |&slot: &u32| self.given(deck, slot, index).is_some();
+        let is_given = |&slot: &u32| self.given(devices, slot, index).is_some();
         let given: Vec<u32> = map.slots().iter().copied().filter(is_given).collect();
         for &slot in &given {
             // A job inside another one holds for both.
@@ -136,8 +142,8 @@ impl Holders {
     }
 
     /// Whether a job without a listed process on the GPU is known to have none there.
-    pub fn knows_who(&self, deck: &Deck, slot: u32, index: usize, at_ns: i64) -> bool {
-        let gpu = &deck[index];
+    pub fn knows_who(&self, devices: &Devices, slot: u32, index: usize, at_ns: i64) -> bool {
+        let gpu = &devices[index];
         // A driver that does not list the processes on the GPU does not say that there are none.
         let is_listed = gpu.labels[label::VENDOR] != "nvidia"
             || gpu.parent.is_some()

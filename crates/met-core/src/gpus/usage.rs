@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::GpuUseSince;
-use super::deck::Deck;
+use super::devices::Devices;
 use super::holders::Holders;
 use crate::MISSING;
 use crate::gpu::{self, device};
@@ -30,27 +30,27 @@ impl Uses {
         self.all.iter_mut().filter(move |((_, used), _)| *used == index).map(|(_, usage)| usage)
     }
 
-    pub fn is_first_present(&self, deck: &Deck, slot: u32, index: usize) -> bool {
-        let whole = deck.whole(index);
+    pub fn is_first_present(&self, devices: &Devices, slot: u32, index: usize) -> bool {
+        let whole = devices.whole(index);
         let mut own = self.of_slot(slot).filter(|(_, usage)| usage.present);
-        own.find(|(other, _)| deck.whole(*other) == whole).is_some_and(|(first, _)| first == index)
+        own.find(|(other, _)| devices.whole(*other) == whole).is_some_and(|(first, _)| first == index)
     }
 
     /// What a job is charged for a GPU is reported once, with the first of what it has of it: the GPU, a part.
-    pub fn owns_line(&self, deck: &Deck, slot: u32, index: usize) -> bool {
-        let whole = deck.whole(index);
-        let first = self.of_slot(slot).find(|(other, _)| deck.whole(*other) == whole);
+    pub fn owns_line(&self, devices: &Devices, slot: u32, index: usize) -> bool {
+        let whole = devices.whole(index);
+        let first = self.of_slot(slot).find(|(other, _)| devices.whole(*other) == whole);
         first.is_some_and(|(first, _)| first == index)
     }
 
     /// What the job, and the jobs inside it, were charged of a GPU, or of the GPU this is a part of.
-    pub fn line(&self, deck: &Deck, holders: &Holders, slot: u32, index: usize) -> Line {
-        let whole = deck.whole(index);
+    pub fn line(&self, devices: &Devices, holders: &Holders, slot: u32, index: usize) -> Line {
+        let whole = devices.whole(index);
         let inherited = |slot: u32| self.inherited.get(&(slot, whole)).copied().unwrap_or_default();
         let left = self.all.get(&(slot, index)).and_then(|usage| usage.line);
-        let mut line = left.unwrap_or_else(|| deck[whole].ledger.line(Some(slot)));
+        let mut line = left.unwrap_or_else(|| devices[whole].ledger.line(Some(slot)));
         for inner in holders.inside(slot) {
-            line.add(&deck[whole].ledger.line(Some(inner)));
+            line.add(&devices[whole].ledger.line(Some(inner)));
             line.add(&inherited(inner));
         }
         line.add(&inherited(slot));
@@ -58,19 +58,19 @@ impl Uses {
     }
 
     /// What a job that leaves was charged is final, and a part of what the job around it was.
-    pub fn settle(&mut self, deck: &mut Deck, slot: u32, outer: Option<u32>) {
-        for index in 0..deck.gpus.len() {
-            if deck[index].parent.is_some() {
+    pub fn settle(&mut self, devices: &mut Devices, slot: u32, outer: Option<u32>) {
+        for index in 0..devices.gpus.len() {
+            if devices[index].parent.is_some() {
                 continue;
             }
-            let line = deck[index].ledger.leave(slot);
+            let line = devices[index].ledger.leave(slot);
             if let Some(outer) = outer {
                 let mut left = self.inherited.get(&(slot, index)).copied().unwrap_or_default();
                 left.add(&line);
                 self.inherited.entry((outer, index)).or_default().add(&left);
             }
             for (&(owner, gpu), usage) in &mut self.all {
-                if owner == slot && deck.whole(gpu) == index {
+                if owner == slot && devices.whole(gpu) == index {
                     usage.line = Some(line);
                 }
             }

@@ -3,7 +3,7 @@
 use super::processes::Presence;
 use std::collections::BTreeMap;
 
-use super::deck::Gpu;
+use super::devices::Gpu;
 use super::usage::Mean;
 use super::{GpuUseSince, Gpus};
 use crate::detail_table::{GPU_MEMORY_FREE, GPU_MEMORY_TOTAL, GPU_UTILIZATION_MEMORY};
@@ -39,8 +39,8 @@ impl Gpus {
         let mut any = false;
         for (index, usage) in self.uses.of_slot(slot) {
             any = true;
-            if self.uses.owns_line(&self.deck, slot, index) {
-                let line = self.uses.line(&self.deck, &self.holders, slot, index);
+            if self.uses.owns_line(&self.devices, slot, index) {
+                let line = self.uses.line(&self.devices, &self.holders, slot, index);
                 let sum = energy.get_or_insert_default();
                 sum.active_uj += line.active_uj;
                 sum.idle_uj += line.idle_uj;
@@ -51,10 +51,10 @@ impl Gpus {
                 add(&mut utilization, usage.now_utilization);
                 add(&mut memory, usage.now_memory);
                 // Parts of one GPU have the job's part of it each.
-                if self.uses.is_first_present(&self.deck, slot, index) {
+                if self.uses.is_first_present(&self.devices, slot, index) {
                     add(&mut power, usage.now_power);
                 }
-                temperature = temperature.max(self.deck.cells_of(index)[device::TEMPERATURE]);
+                temperature = temperature.max(self.devices.cells_of(index)[device::TEMPERATURE]);
             }
         }
         if !any {
@@ -72,7 +72,7 @@ impl Gpus {
     /// Writes what holds for the job's GPUs as a whole, other jobs on them included, into its details.
     pub fn fill_details(&self, slot: u32, cells: &mut [i64]) {
         for (index, _) in self.uses.of_slot(slot).filter(|(_, usage)| usage.present) {
-            let of_gpu = self.deck.cells_of(index);
+            let of_gpu = self.devices.cells_of(index);
             let (total, used) = (of_gpu[device::MEMORY_TOTAL], of_gpu[device::MEMORY_USED]);
             add(&mut cells[GPU_MEMORY_TOTAL], total);
             if total != MISSING && used != MISSING {
@@ -88,14 +88,14 @@ impl Gpus {
     }
 
     fn report(&self, slot: u32, index: usize) -> GpuUse {
-        let gpu = &self.deck[index];
+        let gpu = &self.devices[index];
         let usage = &self.uses.all[&(slot, index)];
         // The parts of one GPU that a job holds are charged together, to the first of them.
-        let line = match self.uses.owns_line(&self.deck, slot, index) {
-            true => self.uses.line(&self.deck, &self.holders, slot, index),
+        let line = match self.uses.owns_line(&self.devices, slot, index) {
+            true => self.uses.line(&self.devices, &self.holders, slot, index),
             false => Line::default(),
         };
-        let idle = self.deck[self.deck.whole(index)].ledger.idle.get();
+        let idle = self.devices[self.devices.whole(index)].ledger.idle.get();
         let known = |cell: i64| (cell != MISSING).then_some(cell);
         let ratio = |mean: Mean| mean.get().map(|mean| mean / 1000.0);
         let counted = line.counted_uj > 0 && line.counted_uj / 9 >= line.total_uj() / 10;
@@ -157,7 +157,7 @@ impl Gpus {
     /// What is known of the idle power of each whole GPU, to be restored after a restart: its uuid, what was
     /// learned, and the lowest power seen.
     pub fn idle_powers(&self) -> impl Iterator<Item = (&[String], Option<i64>, Option<i64>)> {
-        self.deck.gpus.iter().filter(|gpu| gpu.parent.is_none()).map(|gpu| {
+        self.devices.gpus.iter().filter(|gpu| gpu.parent.is_none()).map(|gpu| {
             let IdlePower { learned_mw, lowest_mw, .. } = gpu.ledger.idle;
             (gpu.labels.as_slice(), learned_mw, lowest_mw)
         })
@@ -167,14 +167,14 @@ impl Gpus {
     /// none was met.
     pub fn count(&self) -> Option<i64> {
         let is_given = |gpu: &&Gpu| gpu.seen_ns == self.looked_ns && !gpu.has_parts;
-        let count = self.deck.gpus.iter().filter(is_given).count();
+        let count = self.devices.gpus.iter().filter(is_given).count();
         i64::try_from(count).ok().filter(|&count| count > 0)
     }
 
     /// The GPUs that a job holds or uses, as read at the last look.
     pub fn in_use(&self) -> impl Iterator<Item = (&[String], &[i64])> {
         let latest_ns = self.looked_ns;
-        self.deck.gpus.iter().enumerate().filter_map(move |(index, gpu)| {
+        self.devices.gpus.iter().enumerate().filter_map(move |(index, gpu)| {
             let is_used = || self.uses.all.iter().any(|((_, used), usage)| *used == index && usage.present);
             (gpu.seen_ns == latest_ns && is_used()).then_some((gpu.labels.as_slice(), gpu.cells.as_slice()))
         })
@@ -183,7 +183,7 @@ impl Gpus {
     /// Who was charged what on all GPUs together up to now, provisionally in windows that are open.
     pub fn charged(&self) -> BTreeMap<Option<u32>, (u64, u64)> {
         let mut sums = BTreeMap::<Option<u32>, (u64, u64)>::new();
-        for (who, line) in self.deck.gpus.iter().flat_map(|gpu| gpu.ledger.charged()) {
+        for (who, line) in self.devices.gpus.iter().flat_map(|gpu| gpu.ledger.charged()) {
             let (active_uj, idle_uj) = sums.entry(who).or_default();
             *active_uj += line.active_uj;
             *idle_uj += line.idle_uj;
@@ -193,13 +193,14 @@ impl Gpus {
 
     /// What a job was charged up to now, active and idle, without the jobs inside it: final if it leaves now.
     pub fn own_uj(&self, slot: u32) -> (u64, u64) {
-        let lines = self.deck.gpus.iter().map(|gpu| gpu.ledger.line(Some(slot)));
+        let lines = self.devices.gpus.iter().map(|gpu| gpu.ledger.line(Some(slot)));
         lines.fold((0, 0), |sum, line| (sum.0 + line.active_uj, sum.1 + line.idle_uj))
     }
 
     /// The last power of all GPUs, and their limit, as far as they report it.
     pub fn power_mw(&self) -> (i64, i64) {
-        let whole = self.deck.gpus.iter().filter(|gpu| gpu.seen_ns == self.looked_ns && gpu.parent.is_none());
+        let whole =
+            self.devices.gpus.iter().filter(|gpu| gpu.seen_ns == self.looked_ns && gpu.parent.is_none());
         whole.fold((0, 0), |(drawn_mw, limit_mw), gpu| {
             let known = |column: usize| gpu.cells[column].max(0);
             (drawn_mw + known(device::POWER), limit_mw + known(device::POWER_LIMIT))
@@ -209,7 +210,7 @@ impl Gpus {
     /// The GPUs as last read.
     pub fn now(&self) -> impl Iterator<Item = GpuNow<'_>> {
         let latest_ns = self.looked_ns;
-        self.deck.gpus.iter().enumerate().filter(move |(_, gpu)| gpu.seen_ns == latest_ns).map(
+        self.devices.gpus.iter().enumerate().filter(move |(_, gpu)| gpu.seen_ns == latest_ns).map(
             |(index, gpu)| {
                 let process = |presence: &Presence| {
                     let cells = &presence.cells;

@@ -1,4 +1,4 @@
-//! Energy of a job grows when a window of the ledger is charged, some seconds at once. Until then its counter stands
+//! Energy of a job grows when a window of the ledger is charged, some seconds at once. Until then its counter does not
 //! still, which says nothing of its power: power is what a window charged over the time since the last one.
 
 use super::Series;

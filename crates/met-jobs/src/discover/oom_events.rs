@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 /// Events taken in one call; the rest is taken by the next.
 const RINGS_MAX: usize = 64;
-/// Stands for the notices of directories.
+/// Marks the notices of directories.
 const NOTICES: u64 = u64::MAX;
 
 /// Everything that is waited for, in one descriptor.

@@ -42,7 +42,7 @@ const EXCLUSIVE: &str = "closed_Excl";
 /// States of a host that runs no exclusive job. The others, such as `unreach`, say nothing of it.
 const SHARED: &[&str] = &["ok", "closed_Full", "closed_Busy"];
 /// Rounds without a question after one that failed.
-const PAUSE_ROUNDS: u32 = 10;
+pub(super) const PAUSE_ROUNDS: u32 = 10;
 
 pub struct Lsf {
     node: Option<String>,

@@ -335,6 +335,21 @@ echo " Total         1.0  -0.0  -0.0    4%   9.4   148    2     3 4231M  698M  2
 done"#;
 
 #[test]
+fn lsf_pauses_after_bhosts_failed() {
+    let job = r#"{"JOBID":"1","JOBINDEX":"0","STAT":"RUN","USER":"ada","EXEC_HOST":"n1"}"#;
+    let bjobs = format!("echo '{{\"RECORDS\":[{job}]}}'");
+    let (folder, mut programs) = saying(&[("bjobs", &bjobs), ("bhosts", "echo asked >> $0.asked; exit 1")]);
+    let asked = || std::fs::read_to_string(folder.path().join("bhosts.asked")).unwrap().lines().count();
+    let mut lsf = lsf::Lsf::new(None);
+    for round in 0..lsf::PAUSE_ROUNDS {
+        assert_eq!(lsf.ask(&mut programs, NOW).unwrap().len(), 1, "its jobs are known all the same");
+        assert_eq!(asked(), 1, "round {round}");
+    }
+    lsf.ask(&mut programs, NOW).unwrap();
+    assert_eq!(asked(), 2);
+}
+
+#[test]
 fn lsf_hosts_in_exclusive_mode_are_those_of_the_one_job_on_them() {
     let job = |id: u32, state: &str, hosts: &str| {
         format!(r#"{{"JOBID":"{id}","JOBINDEX":"0","STAT":"{state}","USER":"ada","EXEC_HOST":"{hosts}"}}"#)
@@ -713,7 +728,7 @@ fn steps_without_a_line_of_their_own_are_counted() {
     assert_eq!(others(&reported(257).parts), [("node1".to_owned(), Some(1), Some(257))]);
     assert_eq!(others(&reported(300).parts), [(String::new(), Some(44), Some(300))]);
 
-    // Told again they are not there twice.
+    // Reported again they are not there twice.
     let mut known = Vec::new();
     for steps in [257, 290, 300, 300] {
         after(&mut known, &[reported(steps)]);
@@ -744,7 +759,7 @@ fn a_running_job_is_not_pending_whatever_its_scheduler_says() {
     let waits = run(State::Pending, 29, None, None);
     assert_eq!(after(&mut known, std::slice::from_ref(&waits)), "31 running");
     assert_eq!(known[0].manager_state, None, "no stale state is shown");
-    // Told before it was seen.
+    // Reported before it was seen.
     let mut known = Vec::new();
     assert_eq!(after(&mut known, std::slice::from_ref(&waits)), "29 pending");
     assert_eq!(outcome(&adopt(&measured(31, None), &known)), "31 running, -29");

@@ -184,7 +184,7 @@ mod tests {
         record
     }
 
-    /// What is told of jobs together, and of each alone.
+    /// What is reported of jobs together, and of each alone.
     fn both(jobs: &[Record]) -> (Vec<Finding>, Vec<Finding>) {
         let root = tempfile::tempdir().unwrap();
         Writer::open(root.path()).unwrap().put_all(jobs).unwrap();

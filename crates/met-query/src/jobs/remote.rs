@@ -34,7 +34,7 @@ const OLDER_PAGE_JOBS: usize = 1000;
 
 /// Somebody who answers requests: a daemon on its socket, or a server.
 pub trait Answers: Send {
-    /// Asks and waits for the answer; why there is none is told in full.
+    /// Asks and waits for the answer; the error says in full why there is none.
     fn call(&mut self, request: &Request) -> Result<Reply>;
     /// What it is called in complaints.
     fn what(&self) -> &'static str;
@@ -60,7 +60,7 @@ impl Remote {
         bail!("unexpected reply from {what}: {reply:?}")
     }
 
-    /// The rest of a list of which a daemon of an earlier version told the first jobs: it goes on by their times.
+    /// The rest of a list of which a daemon of an earlier version sent the first jobs: it continues by their times.
     fn older_jobs(&self, filter: &JobsFilter, first: Vec<Record>) -> Result<Vec<Record>> {
         let wanted = filter.page.limit.unwrap_or(usize::MAX);
         let (mut page, mut more, mut jobs) = (filter.clone(), first, Vec::new());

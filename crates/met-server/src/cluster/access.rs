@@ -10,15 +10,15 @@ use ring::rand::{SecureRandom, SystemRandom};
 const TOKEN_BYTES: usize = 32;
 
 /// Grants access and returns the token, which cannot be recovered later. `replace`: see [`Log::enroll`].
-pub fn enroll(log: &mut Log, bearer: &TokenOwner, now_ns: i64, replace: bool) -> Result<String, StoreError> {
+pub fn enroll(log: &mut Log, owner: &TokenOwner, now_ns: i64, replace: bool) -> Result<String, StoreError> {
     let token = token().map_err(|error| StoreError::Io { path: "/dev/urandom".into(), error })?;
-    log.enroll(bearer, &hash(&token), now_ns, replace)?;
+    log.enroll(owner, &hash(&token), now_ns, replace)?;
     Ok(token)
 }
 
 /// Whose token this is.
-pub fn bearer(log: &Log, token: &str) -> Result<Option<TokenOwner>, StoreError> {
-    log.bearer(&hash(token))
+pub fn owner_of(log: &Log, token: &str) -> Result<Option<TokenOwner>, StoreError> {
+    log.owner(&hash(token))
 }
 
 /// A token has enough entropy to make guessing hopeless, so a fast hash is enough.
@@ -48,8 +48,8 @@ mod tests {
         let mut log = Log::open(state.path()).unwrap();
         let ada = TokenOwner::User("ada".into());
         let token = enroll(&mut log, &ada, 1, false).unwrap();
-        assert_eq!(bearer(&log, &token).unwrap(), Some(ada.clone()));
-        assert_eq!(bearer(&log, "").unwrap(), None);
+        assert_eq!(owner_of(&log, &token).unwrap(), Some(ada.clone()));
+        assert_eq!(owner_of(&log, "").unwrap(), None);
         assert_ne!(enroll(&mut log, &ada, 2, false).unwrap(), token);
         drop(log);
         for entry in std::fs::read_dir(state.path()).unwrap() {

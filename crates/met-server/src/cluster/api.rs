@@ -79,14 +79,14 @@ impl Api {
 
     /// The authenticated client, if any.
     pub fn who(&self, peer: &Peer, headers: &HeaderMap) -> Option<TokenOwner> {
-        self.bearer(peer, headers).ok()
+        self.owner(peer, headers).ok()
     }
 
     /// The client, by a token, else by a certificate with the name of a node.
-    fn bearer(&self, peer: &Peer, headers: &HeaderMap) -> Result<TokenOwner, Problem> {
-        let bearer = self.shown(peer, headers)?;
+    fn owner(&self, peer: &Peer, headers: &HeaderMap) -> Result<TokenOwner, Problem> {
+        let owner = self.shown(peer, headers)?;
         peer.standing.prove();
-        Ok(bearer)
+        Ok(owner)
     }
 
     fn shown(&self, peer: &Peer, headers: &HeaderMap) -> Result<TokenOwner, Problem> {
@@ -199,7 +199,7 @@ async fn batches(
     body: Body,
 ) -> Result<Response, Problem> {
     let received_ns = now_ns();
-    let TokenOwner::Node(node) = api.bearer(&peer, &headers)? else {
+    let TokenOwner::Node(node) = api.owner(&peer, &headers)? else {
         return Err(Problem::new(
             StatusCode::FORBIDDEN,
             "only nodes may send batches; this is another kind of token",
@@ -376,7 +376,7 @@ async fn whoami(
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let (kind, name) = match api.bearer(&peer, &headers)? {
+    let (kind, name) = match api.owner(&peer, &headers)? {
         TokenOwner::Node(name) => ("node", name),
         TokenOwner::User(name) => ("user", name),
         TokenOwner::Operator(name) => ("operator", name),
@@ -446,8 +446,8 @@ mod tests {
         fn new() -> Served {
             let state = tempfile::tempdir().unwrap();
             let mut log = Log::open(state.path()).unwrap();
-            let mut headers = |bearer: TokenOwner| {
-                let token = access::enroll(&mut log, &bearer, 1, false).unwrap();
+            let mut headers = |owner: TokenOwner| {
+                let token = access::enroll(&mut log, &owner, 1, false).unwrap();
                 let value = HeaderValue::try_from(format!("Bearer {token}")).unwrap();
                 HeaderMap::from_iter([(header::AUTHORIZATION, value)])
             };

@@ -6,7 +6,6 @@ use met_sources::rapl::TABLE as METER;
 use met_store::cluster::{Log, NodeJob, TokenOwner};
 use met_store::{Filter, NodePart};
 use met_wire::batch::{Header, Piece};
-use met_wire::block;
 
 use super::*;
 use crate::cluster::ClusterView;
@@ -48,13 +47,9 @@ pub(in crate::cluster) fn start(state: &std::path::Path, nodes: &[&str]) -> (Clu
 }
 
 pub(in crate::cluster) fn record(manager: &str, id: &str, start_s: i64, state: State, cpu_s: i64) -> Record {
-    let mut record: Record = serde_json::from_value(serde_json::json!({
-        "key": {"cluster": null, "manager": manager, "id": id, "incarnation": start_s}, "name": "job", "user": "ada",
-        "uid": 1000, "account": null, "command": [], "state": state, "manager_state": null, "exit_code": null,
-        "signal": null, "start_ns": start_s * SECOND_NS, "end_ns": null, "nodes": [], "node_memory_bytes": null,
-        "local": null,
-    }))
-    .unwrap();
+    let key = JobKey { cluster: None, manager: manager.to_owned(), id: id.to_owned(), incarnation: start_s };
+    let (user, start_ns) = (Some("ada".to_owned()), Some(start_s * SECOND_NS));
+    let mut record = Record { user, uid: Some(1000), start_ns, ..Record::new(key, "job", state) };
     if !state.is_live() {
         record.end_ns = Some((start_s + 60) * SECOND_NS);
         record.totals.set(CPU, cpu_s * SECOND_NS, QualityKind::Measured, "cgroup");
@@ -70,9 +65,7 @@ pub(in crate::cluster) fn piece(key: &JobKey, from_s: i64, samples: i64) -> Piec
         cells[MEMORY_NEEDED] = 1000;
         series.push((from_s + at) * 1000, &cells);
     }
-    let mut packed = Vec::new();
-    block::encode(&series, 0..series.len(), &mut packed);
-    Piece { subject: Subject::Job(key.clone()), table: JOB.name.to_owned(), block: packed }
+    Piece::of(Subject::Job(key.clone()), &series)
 }
 
 fn batch(header: Header, records: Vec<Record>, pieces: Vec<Piece>) -> (NodeBatch, Vec<u8>) {
@@ -615,7 +608,7 @@ fn a_job_of_colmet_that_runs_during_the_upgrade_ends() {
         record.totals.set(CPU, 5 * SECOND_NS, QualityKind::LowerBound, "colmet");
         record
     };
-    // A job that a daemon told of stays as it is.
+    // A job that a daemon reported stays as it is.
     let mut other = record("oar", "78", START_S, State::Running, 0);
     other.totals.set(CPU, 5 * SECOND_NS, QualityKind::LowerBound, "colmet");
     for (node, record) in [("n1", said(State::Running, false)), ("n2", other)] {
@@ -847,9 +840,7 @@ fn a_server_knows_how_jobs_stand_before_anybody_can_ask_it() {
 fn power(part: &str, from_s: i64, samples: i64) -> Piece {
     let mut series = Series::new(&METER);
     (0..samples).for_each(|at| series.push((from_s + at) * 1000, &[at, MISSING]));
-    let mut block = Vec::new();
-    block::encode(&series, 0..series.len(), &mut block);
-    Piece { subject: Subject::Node(part.to_owned()), table: METER.name.to_owned(), block }
+    Piece::of(Subject::Node(part.to_owned()), &series)
 }
 
 #[test]

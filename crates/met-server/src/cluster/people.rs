@@ -34,7 +34,7 @@ impl People {
     }
 
     pub(super) fn token(&self, token: &str) -> Result<Option<TokenOwner>, Problem> {
-        access::bearer(&*self.log()?, token).map_err(failed)
+        access::owner_of(&*self.log()?, token).map_err(failed)
     }
 
     pub(super) fn is_node(&self, name: &str) -> Result<bool, Problem> {
@@ -49,8 +49,8 @@ impl People {
         }
     }
 
-    pub(super) fn admit(&self, bearer: &TokenOwner) -> Result<Admitted, Problem> {
-        match bearer {
+    pub(super) fn admit(&self, owner: &TokenOwner) -> Result<Admitted, Problem> {
+        match owner {
             TokenOwner::User(name) => {
                 let viewer = Viewer::User { name: name.clone(), accounts: self.accounts.of(name) };
                 Ok(Admitted { viewer, ..Admitted::user(name) })
@@ -70,21 +70,21 @@ fn failed(error: StoreError) -> Problem {
 
 impl Directory for People {
     fn by_token(&self, token: &str) -> Result<Option<Person>, Problem> {
-        let bearer = self.token(token)?;
+        let owner = self.token(token)?;
         let proof = Proof::Token(access::hash(token));
-        Ok(bearer.map(|bearer| Person { name: bearer.name().to_owned(), proof }))
+        Ok(owner.map(|owner| Person { name: owner.name().to_owned(), proof }))
     }
 
     fn admit(&self, person: &Person) -> Result<Admitted, Problem> {
-        let bearer = match &person.proof {
+        let owner = match &person.proof {
             Proof::Token(hash) => {
                 let revoked =
                     || Problem::new(StatusCode::UNAUTHORIZED, "the token of this login was revoked");
-                self.log()?.bearer(hash).map_err(failed)?.ok_or_else(revoked)?
+                self.log()?.owner(hash).map_err(failed)?.ok_or_else(revoked)?
             }
             Proof::Password(_) | Proof::Proxy | Proof::Provider => self.named(&person.name),
         };
-        People::admit(self, &bearer)
+        People::admit(self, &owner)
     }
 
     fn has_tokens(&self) -> bool {

@@ -133,7 +133,7 @@ impl ClusterView {
         Ok(jobs)
     }
 
-    /// A viewer asks for these jobs, which it sees: nodes are told of those that it watches.
+    /// A viewer asks for these jobs, which it sees: nodes learn of those that it watches.
     pub(super) fn note_interest<'r>(&self, viewer: &Viewer, jobs: impl IntoIterator<Item = &'r Record>) {
         let now = Instant::now();
         let live = jobs.into_iter().filter(|record| record.state.is_live()).map(|record| &record.key);

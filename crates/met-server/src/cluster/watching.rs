@@ -1,4 +1,4 @@
-//! Which jobs clients watch, by node: nodes are told with the reply to their batches. In memory only, and for a while.
+//! Which jobs clients watch, by node: nodes learn of them with the reply to their batches. In memory only, and for a while.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ const LOOKED_UP_EVERY: Duration = Duration::from_secs(10);
 /// Jobs that one viewer asks for at a time, some screens full; all operators are one viewer.
 const JOBS_PER_VIEWER: usize = 256;
 const VIEWERS_MAX: usize = 256;
-/// Of a job on more nodes, as many are told: the others send what they always send.
+/// Of a job on more nodes, as many learn of it: the others send what they always send.
 const NODES_PER_JOB: usize = 256;
 /// Parts of jobs on nodes that are watched at a time; rules may want as many.
 const PARTS_MAX: usize = 4096;
@@ -45,7 +45,7 @@ struct State {
     asked: HashMap<String, HashMap<JobKey, Request>>,
     /// Until when jobs of a node are watched, as the node names them.
     nodes: HashMap<String, HashMap<JobKey, Wanted>>,
-    /// What rules want of them. A node is told of these where those that somebody looks at leave room.
+    /// What rules want of them. A node gets these where those that a client looks at leave room.
     wanted: HashMap<String, HashMap<JobKey, Wanted>>,
     /// Nothing is watched for longer.
     last: Option<Instant>,
@@ -221,7 +221,7 @@ impl State {
     }
 }
 
-/// The nodes of a job that are told of it, and its key as they name it.
+/// The nodes of a job that learn of it, and its key as they name it.
 fn on_nodes(parts: &[JobKey]) -> impl Iterator<Item = (&str, JobKey)> {
     let named = |part: &JobKey| JobKey { cluster: None, ..part.clone() };
     parts.iter().take(NODES_PER_JOB).filter_map(move |part| Some((part.cluster.as_deref()?, named(part))))

@@ -14,7 +14,7 @@ use met_sources::{infiniband, ipmi, lustre, node, rapl, thermal};
 use met_wire::batch::{Header, Interim, NodeBatch, Piece, Subject};
 use met_wire::colmet::variant::{self, Metric, Sample};
 use met_wire::colmet::{At, Backend, Meaning, Record, Value, ZONES, Zone};
-use met_wire::{block, schema};
+use met_wire::schema;
 
 const SECOND_NS: i64 = 1_000_000_000;
 /// Identifies the sender among those of a node's name.
@@ -365,10 +365,8 @@ impl Host {
             _ => true,
         });
         for ((subject, table), series) in std::mem::take(&mut self.series) {
-            let mut bytes = Vec::new();
-            block::encode(&series, 0..series.len(), &mut bytes);
             batch.header.columns.entry(table.to_owned()).or_insert_with(|| schema::describe(series.table));
-            batch.pieces.push(Piece { subject, table: table.to_owned(), block: bytes });
+            batch.pieces.push(Piece::of(subject, &series));
         }
         self.samples = 0;
         Some(batch)

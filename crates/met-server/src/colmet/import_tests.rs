@@ -2,6 +2,8 @@ use met_core::detail_table;
 use met_core::job_table::{CPU, CPU_USER, READ_CALL};
 use met_wire::colmet::{LAYOUTS, records};
 
+use met_wire::block;
+
 use super::*;
 
 const CAPTURED: &[u8] = include_bytes!("../../../../fixtures/colmet/message.bin");

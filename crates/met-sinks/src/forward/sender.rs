@@ -161,7 +161,7 @@ fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8]) -> Outcome
             status.last_error = Some(format!("a sent batch cannot be removed: {error}"));
         }
         drop(inner);
-        shared.watch.heard(acknowledged.watched);
+        shared.watch.received(acknowledged.watched);
     }
     outcome
 }

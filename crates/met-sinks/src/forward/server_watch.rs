@@ -53,7 +53,7 @@ impl ServerWatch {
     }
 
     /// A reply names these jobs. Which of them are sampled here is for the listener to say.
-    pub(super) fn heard(&self, watched: Vec<JobKey>) {
+    pub(super) fn received(&self, watched: Vec<JobKey>) {
         if let Some(tell) = lock(&self.tell).as_ref().filter(|_| !watched.is_empty()) {
             tell(watched);
         }
@@ -92,11 +92,11 @@ mod tests {
             id: id.to_owned(),
             incarnation: 0,
         };
-        watch.heard(vec![key("1")]);
+        watch.received(vec![key("1")]);
         let listener = Arc::clone(&reported);
         watch.tell_with(move |keys| lock(&listener).extend(keys));
-        watch.heard(Vec::new());
-        watch.heard(vec![key("2")]);
+        watch.received(Vec::new());
+        watch.received(vec![key("2")]);
         assert_eq!(*lock(&reported), [key("2")]);
         assert_eq!(watch.pace.within(Instant::now()), None, "the listener may know none of them");
     }

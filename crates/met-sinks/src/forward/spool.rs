@@ -49,7 +49,7 @@ pub struct Spool {
     /// Records after this one are to be sent again, because what held them is gone.
     again_after: Option<i64>,
     waiting: Queue,
-    /// Laid aside, the oldest first.
+    /// Quarantined, the oldest first.
     refused: VecDeque<Waiting>,
     /// Of these, how many are no longer there.
     refused_removed: u64,

@@ -602,7 +602,7 @@ fn a_job_that_is_watched_at_the_server_is_announced_and_sent_sooner() {
         forward.status().batches_waiting == 0 && !arrived.lock().unwrap().is_empty()
     });
     // It was answered before anybody listened.
-    watch.heard(vec![key("1")]);
+    watch.received(vec![key("1")]);
     forward.offer(&offered(Subject::Job(key("1")), series(0, 5))).unwrap();
     until("samples do not wait for an hour", || {
         arrived.lock().unwrap().iter().any(|batch| !batch.pieces.is_empty())

@@ -24,7 +24,7 @@ pub enum Scope<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
     Now,
-    /// When it is told to.
+    /// When it is enabled.
     Later,
     /// When the process, which waits at its gate, executes its command.
     AtExec,

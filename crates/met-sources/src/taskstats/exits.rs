@@ -70,7 +70,7 @@ impl News {
 /// A thread that listens until this is dropped.
 #[derive(Debug)]
 pub struct Exits {
-    ears: Arc<Mutex<Ears>>,
+    listener: Arc<Mutex<Listener>>,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     since_ns: i64,
@@ -78,10 +78,10 @@ pub struct Exits {
 }
 
 #[derive(Debug)]
-struct Ears {
+struct Listener {
     ends: Socket,
     births: Option<Socket>,
-    heard: Datagrams,
+    received: Datagrams,
     /// Reused from one reading to the next.
     ended: Vec<(Record, bool)>,
     threads: Threads,
@@ -94,31 +94,31 @@ struct Ears {
 
 impl Exits {
     pub fn listen(host: &Host) -> Result<Exits, Unavailable> {
-        let ears = Ears::open(host, ROOM_BYTES)?;
-        let knows_births = ears.births.is_some();
-        let ears = Arc::new(Mutex::new(ears));
+        let listener = Listener::open(host, ROOM_BYTES)?;
+        let knows_births = listener.births.is_some();
+        let listener = Arc::new(Mutex::new(listener));
         let ends = Arc::new(AtomicBool::new(false));
-        let (their_ears, their_end) = (Arc::clone(&ears), Arc::clone(&ends));
+        let (their_listener, their_end) = (Arc::clone(&listener), Arc::clone(&ends));
         let thread = std::thread::Builder::new()
             .name("exits".to_owned())
-            .spawn(move || listen(&their_ears, &their_end))
+            .spawn(move || listen(&their_listener, &their_end))
             .map_err(absent)?;
-        Ok(Exits { ears, ends, thread: Some(thread), since_ns: clock::boottime_ns(), knows_births })
+        Ok(Exits { listener, ends, thread: Some(thread), since_ns: clock::boottime_ns(), knows_births })
     }
 
     /// What happened since the last call, up to this moment.
     pub fn take(&self) -> News {
-        let mut ears = lock(&self.ears);
-        ears.hear();
-        ears.delays = accounts_delays(&ears.host.clone(), &mut Vec::new());
-        let losses = ears.news.losses;
-        std::mem::replace(&mut ears.news, News { losses, ..News::default() })
+        let mut listener = lock(&self.listener);
+        listener.receive();
+        listener.delays = accounts_delays(&listener.host.clone(), &mut Vec::new());
+        let losses = listener.news.losses;
+        std::mem::replace(&mut listener.news, News { losses, ..News::default() })
     }
 
     /// Whether so many wait that they should be taken.
     pub fn is_crowded(&self) -> bool {
-        let ears = lock(&self.ears);
-        ears.news.births.len().max(ears.news.ends.len()) > CROWD
+        let listener = lock(&self.listener);
+        listener.news.births.len().max(listener.news.ends.len()) > CROWD
     }
 
     /// Boot time since when nothing is missed.
@@ -126,18 +126,18 @@ impl Exits {
         self.since_ns
     }
 
-    /// Whether births are told: otherwise a child of a child that was never seen is nobody's.
+    /// Whether forks are reported: otherwise a child of a child that was never seen is nobody's.
     pub fn knows_births(&self) -> bool {
         self.knows_births
     }
 
     pub fn accounts_delays(&self) -> bool {
-        lock(&self.ears).delays
+        lock(&self.listener).delays
     }
 
     /// CPU time of the thread.
     pub fn cpu_ns(&self) -> i64 {
-        lock(&self.ears).cpu_ns
+        lock(&self.listener).cpu_ns
     }
 }
 
@@ -152,17 +152,17 @@ impl Drop for Exits {
     }
 }
 
-fn lock(ears: &Mutex<Ears>) -> MutexGuard<'_, Ears> {
-    ears.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(listener: &Mutex<Listener>) -> MutexGuard<'_, Listener> {
+    listener.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn listen(ears: &Mutex<Ears>, end: &AtomicBool) {
+fn listen(listener: &Mutex<Listener>, end: &AtomicBool) {
     let timeout = Timespec::try_from(LOOK_UP).ok();
     // Descriptors of its own: while it waits for news, nobody else is kept from taking them.
     let sockets = {
-        let ears = lock(ears);
-        let births = ears.births.as_ref().map(Socket::try_clone);
-        (ears.ends.try_clone(), births)
+        let listener = lock(listener);
+        let births = listener.births.as_ref().map(Socket::try_clone);
+        (listener.ends.try_clone(), births)
     };
     let (Ok(ends), births) = sockets else { return };
     let births = births.and_then(Result::ok);
@@ -178,7 +178,7 @@ fn listen(ears: &Mutex<Ears>, end: &AtomicBool) {
                 }
                 Some(Waiting::Few) => GATHER_FEW,
                 Some(Waiting::Some) => GATHER,
-                Some(Waiting::Many) if hear(ears) > MANY => GATHER_MANY,
+                Some(Waiting::Many) if receive(listener) > MANY => GATHER_MANY,
                 Some(Waiting::Many) => GATHER,
             };
             std::thread::park_timeout(pause);
@@ -194,11 +194,11 @@ fn listen(ears: &Mutex<Ears>, end: &AtomicBool) {
     }
 }
 
-fn hear(ears: &Mutex<Ears>) -> usize {
-    let mut ears = lock(ears);
-    let heard = ears.hear();
-    ears.cpu_ns = clock::thread_cpu_ns();
-    heard
+fn receive(listener: &Mutex<Listener>) -> usize {
+    let mut listener = lock(listener);
+    let received = listener.receive();
+    listener.cpu_ns = clock::thread_cpu_ns();
+    received
 }
 
 /// How much waits to be read from a socket.
@@ -273,17 +273,17 @@ fn absent(error: io::Error) -> Unavailable {
     Unavailable::Absent(format!("no exit records: {error}"))
 }
 
-impl Ears {
-    fn open(host: &Host, room_bytes: i32) -> Result<Ears, Unavailable> {
+impl Listener {
+    fn open(host: &Host, room_bytes: i32) -> Result<Listener, Unavailable> {
         let Connected { socket, family, says_process } = connect(host)?;
         socket.make_room(room_bytes);
-        // Before the ends: a child whose end is heard was born after this.
+        // Before the ends: a child whose end is received was born after this.
         let births = listen_to_births(!says_process).ok();
         register(host, &socket, family).map_err(absent)?;
-        Ok(Ears {
+        Ok(Listener {
             ends: socket,
             births,
-            heard: Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX),
+            received: Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX),
             ended: Vec::new(),
             threads: Threads::default(),
             tick_ns: tick_ns(),
@@ -296,14 +296,14 @@ impl Ears {
 
     /// Reads all waiting messages and returns their number. The ends first: the birth of a process that ended was
     /// sent before.
-    fn hear(&mut self) -> usize {
+    fn receive(&mut self) -> usize {
         let mut ended = std::mem::take(&mut self.ended);
         let mut messages = 0;
         loop {
-            match self.ends.receive(&mut self.heard) {
+            match self.ends.receive(&mut self.received) {
                 Ok(received) => {
                     messages += received;
-                    let bodies = self.heard.iter().flat_map(netlink::messages);
+                    let bodies = self.received.iter().flat_map(netlink::messages);
                     ended.extend(bodies.filter_map(|message| end_of(message.generic()?)));
                     if received < netlink::DATAGRAMS {
                         break;
@@ -340,11 +340,11 @@ impl Ears {
         let Some(births) = &self.births else { return 0 };
         let mut messages = 0;
         loop {
-            match births.receive(&mut self.heard) {
+            match births.receive(&mut self.received) {
                 Ok(received) => {
                     messages += received;
                     for birth in
-                        self.heard.iter().flat_map(netlink::messages).filter_map(|one| birth_of(one.body))
+                        self.received.iter().flat_map(netlink::messages).filter_map(|one| birth_of(one.body))
                     {
                         self.news.losses += self.threads.born(&birth);
                         if birth.tid != birth.pid {
@@ -409,7 +409,7 @@ struct Threads {
 }
 
 impl Threads {
-    /// A number is given again only after its last owner is gone: what is still known of that was never told
+    /// A number is given again only after its last owner is gone: the end of what is still known of it was never reported
     /// to have ended. Returns how much was lost.
     fn born(&mut self, birth: &Birth) -> u64 {
         if birth.tid == birth.pid {
@@ -609,7 +609,7 @@ mod tests {
         assert!(threads.part(thread(8, 100)));
         assert_eq!((threads.born(&birth(8, 8)), threads.born(&birth(8, 8))), (1, 0));
         assert_eq!(threads.whole(thread(8, 1)).inherited[0], 1);
-        // Without room it is told that something is missing.
+        // Without room, what is missing is counted.
         let kept = (0..KEPT_MAX as u32 + 5).map(|pid| threads.part(thread(pid, 1))).filter(|kept| *kept);
         assert_eq!(kept.count(), KEPT_MAX);
         let lost: u64 = (0..KEPT_MAX as u32 + 5).map(|tid| threads.born(&birth(tid + 10, 1))).sum();
@@ -657,8 +657,8 @@ mod tests {
 
     #[test]
     fn records_wait_while_there_is_room_and_a_look_takes_them() {
-        let mut ears = match Ears::open(&Host::real().unwrap(), ROOM_BYTES) {
-            Ok(ears) => ears,
+        let mut listener = match Listener::open(&Host::real().unwrap(), ROOM_BYTES) {
+            Ok(listener) => listener,
             Err(why) => {
                 met_core::skipped::skipped(why);
                 return;
@@ -667,11 +667,11 @@ mod tests {
         #[allow(clippy::disallowed_methods, reason = "a test may start processes")]
         let mut sh = std::process::Command::new("sh");
         assert!(sh.args(["-c", "(:)"]).status().unwrap().success());
-        assert_ne!(Waiting::of(&ears.ends), Waiting::Nothing);
-        assert!(ears.hear() > 0 && !ears.news.ends.is_empty());
-        assert_eq!(ears.news.losses, 0);
+        assert_ne!(Waiting::of(&listener.ends), Waiting::Nothing);
+        assert!(listener.receive() > 0 && !listener.news.ends.is_empty());
+        assert_eq!(listener.news.losses, 0);
         // Of others on this machine some may have ended since.
-        let (bytes, room) = ears.ends.waiting_bytes().unwrap();
+        let (bytes, room) = listener.ends.waiting_bytes().unwrap();
         assert!(bytes < room / WAITING_SHARE && room >= ROOM_BYTES as u32, "{bytes} of {room}");
     }
 
@@ -688,7 +688,7 @@ mod tests {
         #[allow(clippy::disallowed_methods, reason = "a test may start processes")]
         let mut sh = std::process::Command::new("sh");
         assert!(sh.args(["-c", "(:)"]).status().unwrap().success());
-        let heard = |socket: &Socket| {
+        let received = |socket: &Socket| {
             let mut found = Vec::new();
             let mut datagrams = Datagrams::new(netlink::DATAGRAMS, ANSWER_BYTES_MAX);
             while socket.receive(&mut datagrams).unwrap() > 0 {
@@ -698,14 +698,14 @@ mod tests {
             let threads = found.iter().filter(|birth| birth.tid != birth.pid).count();
             (threads > 0, found.len() > threads)
         };
-        assert_eq!(heard(&births), (false, true));
-        assert_eq!(heard(&of_threads), (true, true));
+        assert_eq!(received(&births), (false, true));
+        assert_eq!(received(&of_threads), (true, true));
     }
 
     #[test]
     fn records_that_did_not_fit_are_counted_as_lost() {
-        let mut ears = match Ears::open(&Host::real().unwrap(), 4096) {
-            Ok(ears) => ears,
+        let mut listener = match Listener::open(&Host::real().unwrap(), 4096) {
+            Ok(listener) => listener,
             Err(why) => {
                 met_core::skipped::skipped(why);
                 return;
@@ -715,8 +715,12 @@ mod tests {
         let mut sh = std::process::Command::new("sh");
         let script = "i=0; while [ $i -lt 300 ]; do (:); i=$((i+1)); done";
         assert!(sh.args(["-c", script]).status().unwrap().success());
-        ears.hear();
-        assert!(ears.news.losses > 0 && ears.news.ends.len() < 300, "{} heard", ears.news.ends.len());
+        listener.receive();
+        assert!(
+            listener.news.losses > 0 && listener.news.ends.len() < 300,
+            "{} received",
+            listener.news.ends.len()
+        );
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 use met_core::MISSING;
 use met_host::netlink::{u16_at, u32_at, u64_at};
 
-/// Everything read here stands where it stands since this version.
+/// Everything read here has had its offset since this version.
 const VERSION_MIN: u16 = 8;
 /// Fields were put into the middle, and taken out again with the next version.
 const VERSION_SHUFFLED: u16 = 15;
@@ -86,7 +86,7 @@ impl Record {
         let flags = bytes.get(8).copied()?;
         let has_group = version >= VERSION_LAST_OF_GROUP;
         let elapsed_us = word(18);
-        // The longest of the waits of each kind is told at the end of newer records.
+        // The longest of the waits of each kind is at the end of newer records.
         let wait = |total: usize, longest: usize| believed(word(total), word(longest), elapsed_us);
         Some(Record {
             exit_code: u32_at(bytes, 4)?,

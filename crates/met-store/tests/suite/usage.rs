@@ -63,7 +63,7 @@ pub fn use_is_summed_step_by_step_and_outlives_its_jobs(place: &Place) {
     let whole = usage(place, &place.reader(), By::User);
     assert_eq!(total(&whole, figure::CPU_NS), (1..=30).map(|id| 1_000_000_007 * id).sum::<i128>());
     assert_eq!(total(&whole, figure::ENERGY_UJ), (1..=30).map(|id| 1_000_003 * id).sum::<i128>());
-    assert_eq!(total(&whole, figure::JOBS), 30, "one that runs is told with the question");
+    assert_eq!(total(&whole, figure::JOBS), 30, "one that runs comes with the request");
     let retention = Retention { max_age_ns: Some(1), max_bytes: None };
     let now_ns = (place.start_s + 30 * DAY_S) * SECOND_NS;
     assert_eq!(writer.retain(&retention, now_ns).unwrap().jobs_removed, 30);

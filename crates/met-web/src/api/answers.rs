@@ -12,14 +12,38 @@ use serde_json::{Value, json};
 use utoipa::openapi::{Schema, Type};
 
 use super::compare::earlier;
-use super::endpoints::whole_job;
+use super::endpoint::{Action, Endpoint, Table};
+use super::jobs::whole_job;
 use super::parameters::{Kind, Parameter, parameter};
 use super::schemas::{list, of, optional, with_keys};
 use super::{Asked, Visible};
 use crate::problem::Problem;
 use crate::samples::{self, SAMPLED_EVERY};
 
-pub const RULE: Parameter = parameter("rule", Kind::Text, "only this rule");
+pub(super) const ENDPOINTS: &[Endpoint] = &[
+    Endpoint {
+        path: "/api/v1/jobs/{job}/answers",
+        help: "what happened with a job, what limited it, and what to do",
+        answer: "what happened with the job: verdict, phases, bottleneck, findings with their evidence, requests \
+            for the next run, differences from earlier runs; `answers` of `met show --json`",
+        parameters: &[],
+        action: Action::Answer(answers),
+        table: Table::None,
+        schema: answers_schema,
+    },
+    Endpoint {
+        path: "/api/v1/jobs/{job}/explain",
+        help: "why each rule reports a job or not, with its numbers",
+        answer: "each rule with its numbers and why it reports the job or not, as `met explain --json`; `rule` \
+            chooses one",
+        parameters: &[RULE],
+        action: Action::Answer(explain),
+        table: Table::None,
+        schema: explain_schema,
+    },
+];
+
+const RULE: Parameter = parameter("rule", Kind::Text, "only this rule");
 
 /// The samples that answers are made of.
 fn known(visible: &Visible<'_>, record: &Record, machine: Machine) -> Result<Known, Problem> {
@@ -55,7 +79,7 @@ fn newest(visible: &Visible<'_>, filter: &JobsFilter) -> Result<Vec<Record>, Pro
     Ok(found.map_err(|error| Problem::failed(&error))?.jobs)
 }
 
-pub(super) fn answers(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+fn answers(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let record = whole_job(visible, asked.path("job"), "answers")?;
     let (runs, now_ns) = (earlier(visible, &record)?, clock::realtime_ns());
     let known = known_beside(visible, &record, visible.machines()?.of_job(&record), &runs, now_ns)?;
@@ -66,7 +90,7 @@ pub(super) fn answers(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
     Ok(object)
 }
 
-pub(super) fn explain(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+fn explain(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let built_in = Rules::built_in();
     let chosen = match asked.given.text("rule") {
         Some(name) => {
@@ -86,7 +110,7 @@ pub(super) fn explain(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
     Ok(json!({ "job": record.label(), "lineage": lineage(&record).to_string(), "rules": explained }))
 }
 
-pub(super) fn answers_schema() -> Schema {
+fn answers_schema() -> Schema {
     let objects = || list(of(Type::Object));
     with_keys([
         ("job", of(Type::String)),
@@ -104,7 +128,7 @@ pub(super) fn answers_schema() -> Schema {
     .into()
 }
 
-pub(super) fn explain_schema() -> Schema {
+fn explain_schema() -> Schema {
     with_keys([("job", of(Type::String)), ("lineage", of(Type::String)), ("rules", list(of(Type::Object)))])
         .into()
 }

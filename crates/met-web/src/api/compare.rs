@@ -9,13 +9,26 @@ use met_query::jobs::{JobsFilter, PageAsk};
 use serde_json::{Value, json};
 use utoipa::openapi::{Schema, Type};
 
-use super::endpoints::{job_schema, object, whole_job};
+use super::endpoint::{Action, Endpoint, Table};
+use super::jobs::{job_schema, object, whole_job};
 use super::parameters::{Kind, Parameter, parameter};
 use super::schemas::{list, of, optional, with_keys};
 use super::{Asked, Visible};
 use crate::problem::Problem;
 
-pub const WITH: Parameter = parameter(
+pub(super) const ENDPOINTS: &[Endpoint] = &[Endpoint {
+    path: "/api/v1/jobs/{job}/compare",
+    help: "a job beside other jobs or its earlier runs",
+    answer: "the job beside those of `with` (at most seven, separated by commas; default: up to three \
+            earlier runs of its lineage), as `met compare --json`: `jobs`, `figures` with a value per job, \
+            `differences` from earlier runs",
+    parameters: &[WITH],
+    action: Action::Answer(compare),
+    table: Table::None,
+    schema,
+}];
+
+const WITH: Parameter = parameter(
     "with",
     Kind::List,
     "other jobs, at most seven, separated by commas (default: up to three earlier runs of its lineage)",
@@ -48,7 +61,7 @@ pub(crate) fn named(
     Ok(records)
 }
 
-pub(super) fn compare(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+fn compare(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let names: Vec<String> = [asked.path("job").to_owned()]
         .into_iter()
         .chain(asked.given.list("with").into_iter().flatten().cloned())
@@ -69,7 +82,7 @@ pub(super) fn compare(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pro
     }))
 }
 
-pub(super) fn schema() -> Schema {
+fn schema() -> Schema {
     let figure = with_keys([("metric", of(Type::String)), ("values", list(optional(Type::Number)))]);
     with_keys([
         ("jobs", list(job_schema())),

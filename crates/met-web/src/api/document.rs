@@ -15,11 +15,22 @@ use utoipa::openapi::{
     Type,
 };
 
-use super::endpoints::{Action, ENDPOINTS, Endpoint, Table};
+use super::endpoint::{Action, Endpoint, Table};
+use super::endpoints;
 use super::parameters::{Kind, Parameter};
 use super::schemas;
 use super::writes::{WRITES, Write, annotation_schema};
 use crate::problem::{self, Problem};
+
+pub(super) const ENDPOINTS: &[Endpoint] = &[Endpoint {
+    path: "/api/v1/openapi.json",
+    help: "this document",
+    answer: "all of this in OpenAPI 3.1",
+    parameters: &[],
+    action: Action::Answer(|_, _| document()),
+    table: Table::None,
+    schema: schemas::any,
+}];
 
 const REFUSALS: [(&str, &str); 6] = [
     ("400", "a parameter is wrong; `field` names it"),
@@ -36,8 +47,8 @@ const CURSOR_LETTERS: usize = 12_000;
 /// Unix milliseconds, how long ago, a day or RFC 3339; more is accepted.
 const TIME: &str = "^([0-9]{1,13}|[0-9]{1,4}[smhdw]|20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])(T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z)?)$";
 
-pub(super) fn document() -> Result<Value, Problem> {
-    let paths = ENDPOINTS.iter().fold(PathsBuilder::new(), |paths, endpoint| {
+fn document() -> Result<Value, Problem> {
+    let paths = endpoints().fold(PathsBuilder::new(), |paths, endpoint| {
         paths.path(endpoint.path, PathItem::new(HttpMethod::Get, operation(endpoint)))
     });
     let paths = WRITES
@@ -68,13 +79,15 @@ pub(super) fn document() -> Result<Value, Problem> {
 
 fn operation(endpoint: &Endpoint) -> OperationBuilder {
     let operation = described_path("", endpoint.path, endpoint.help, endpoint.parameters)
+        .description(Some(endpoint.answer))
         .response("200", answer(endpoint))
         .response("304", Response::new("it has not changed since the answer with this ETag"));
     refusals(operation, &[])
 }
 
 fn write(write: &Write) -> OperationBuilder {
-    let operation = described_path(write.method.as_str(), write.path, write.help, &[]);
+    let operation =
+        described_path(write.method.as_str(), write.path, write.help, &[]).description(Some(write.answer));
     let content = |schema: Schema| ContentBuilder::new().schema(Some(schema)).build();
     let said = ResponseBuilder::new().description("tags and note after the change");
     let operation =

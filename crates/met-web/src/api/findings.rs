@@ -18,18 +18,33 @@ use met_query::query::{FirstJobs, first_jobs};
 use serde_json::Value;
 use utoipa::openapi::{Schema, Type};
 
+use super::endpoint::{self, Action, Endpoint, places};
 use super::parameters::{FORMAT, Given, Kind, Parameter, parameter};
 use super::schemas::{list, of, optional, with_keys};
-use super::{Asked, Visible};
+use super::{Asked, Needs, Visible};
 use crate::problem::Problem;
 use crate::samples::{self, SAMPLED_EVERY};
+
+pub(super) const ENDPOINTS: &[Endpoint] = &[Endpoint {
+    path: "/api/v1/findings",
+    help: "what rules find in many jobs, by user and rule",
+    answer: "what the built-in rules find in the jobs since `since` (default: 30 days ago), of `user`, as \
+            `met check --json`: `groups` by user and rule, `findings`, `hidden` (muted or acknowledged), \
+            `followed`; `more_jobs` if only the newest 50,000 were read; `warnings` where jobs cannot be \
+            read. One such answer is made at a time, within 20 s, and logins take turns: of each, one is \
+            made and one may wait (429 beyond that). Users get findings about their own jobs and accounts",
+    parameters: FINDINGS,
+    action: Action::After(Needs::FindingsTurn, findings),
+    table: endpoint::Table::Rows("groups", || places(&GROUP)),
+    schema,
+}];
 
 pub(crate) const FINDINGS: &[Parameter] = &[
     parameter("since", Kind::Time, "jobs that ran at or after this time (default: 30 days ago)"),
     parameter("user", Kind::Text, "only findings about this user"),
     FORMAT,
 ];
-pub(super) const GROUP: [&str; 6] = ["user", "rule", "severity", "count", "what", "how"];
+const GROUP: [&str; 6] = ["user", "rule", "severity", "count", "what", "how"];
 const USUAL_NS: i64 = 30 * 86_400 * 1_000_000_000;
 /// The newest are looked at.
 const JOBS_MAX: usize = 50_000;
@@ -104,7 +119,7 @@ pub(crate) fn found<T>(
     Ok(with(&Checked { jobs, findings: shown, hidden, followed, with_hidden: false }, &looked_at))
 }
 
-pub(super) fn findings(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+fn findings(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let object = |checked: &Checked<'_>, of: &LookedAt| {
         let mut object = serde_json::to_value(check::checked_object(checked))?;
         object["more_jobs"] = Value::Bool(of.is_cut);
@@ -116,7 +131,7 @@ pub(super) fn findings(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Pr
     found(visible, &asked.given, object)?.map_err(|error| Problem::failed(&error.into()))
 }
 
-pub(super) fn schema() -> Schema {
+fn schema() -> Schema {
     let group = with_keys([
         ("user", optional(Type::String)),
         ("rule", of(Type::String)),

@@ -9,12 +9,46 @@ use met_query::protocol::NodeStatus;
 use serde_json::{Value, json};
 use utoipa::openapi::{ObjectBuilder, Schema, Type};
 
-use super::endpoints::{job_schema, object};
+use super::endpoint::{Action, Endpoint, Table, places};
+use super::jobs::{job_schema, object};
+use super::parameters::FORMAT;
 use super::schemas::{list, of, optional, time, with_keys};
 use super::{Asked, Visible};
 use crate::problem::Problem;
 
-pub(super) const NODE: [&str; 20] = [
+pub(super) const ENDPOINTS: &[Endpoint] = &[
+    Endpoint {
+        path: "/api/v1/nodes",
+        help: "the nodes of a cluster, or the machine of a daemon",
+        answer: "`{\"nodes\": [...]}`: the nodes of a cluster, or the machine of a daemon, with their GPUs, \
+            failing sources, what they do, what is free and what they have not delivered, where known \
+            ([fields](json.md#the-list-of-met-nodes---json))",
+        parameters: &[FORMAT],
+        action: Action::Answer(nodes),
+        table: Table::Rows("nodes", || places(&NODE)),
+        schema: nodes_schema,
+    },
+    Endpoint {
+        path: "/api/v1/nodes/{node}",
+        help: "one node, and the jobs that run on it",
+        answer: "`{\"node\": {...}, \"jobs\": [...]}`: one of them, and the jobs that run on it",
+        parameters: &[],
+        action: Action::Answer(node),
+        table: Table::None,
+        schema: node_schema,
+    },
+    Endpoint {
+        path: "/api/v1/health",
+        help: "whether jobs can be read, and what is wrong with nodes",
+        answer: "`ok` or `degraded`, late nodes, problems",
+        parameters: &[],
+        action: Action::Answer(health),
+        table: Table::None,
+        schema: health_schema,
+    },
+];
+
+const NODE: [&str; 20] = [
     "name",
     "jobs",
     "late",
@@ -39,7 +73,7 @@ pub(super) const NODE: [&str; 20] = [
 /// Jobs in the answer about one node.
 const JOBS_MAX: usize = 500;
 
-pub(super) fn nodes(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem> {
+fn nodes(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem> {
     Ok(json!({ "nodes": visible.nodes_with_free()?.iter().map(status).collect::<Vec<_>>() }))
 }
 
@@ -63,7 +97,7 @@ fn named(nodes: Vec<NodeStatus>, name: &str) -> Result<NodeStatus, Problem> {
     found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("no node named {name:?}")))
 }
 
-pub(super) fn node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+fn node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let nodes = visible.nodes_with_free()?;
     let found = named(nodes, asked.path("node"))?;
     let mut filter = JobsFilter {
@@ -81,7 +115,7 @@ pub(super) fn node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Proble
 /// Lines of an answer that is asked for often.
 const PROBLEMS_MAX: usize = 50;
 
-pub(super) fn health(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem> {
+fn health(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem> {
     let nodes = visible.nodes()?;
     let one = JobsFilter {
         page: PageAsk { limit: Some(1), paged: true, ..PageAsk::default() },
@@ -139,15 +173,15 @@ fn node_status() -> Schema {
     .into()
 }
 
-pub(super) fn nodes_schema() -> Schema {
+fn nodes_schema() -> Schema {
     with_keys([("nodes", list(node_status()))]).into()
 }
 
-pub(super) fn node_schema() -> Schema {
+fn node_schema() -> Schema {
     with_keys([("node", node_status()), ("jobs", list(job_schema()))]).into()
 }
 
-pub(super) fn health_schema() -> Schema {
+fn health_schema() -> Schema {
     let status = ObjectBuilder::new().schema_type(Type::String).enum_values(Some(["ok", "degraded"]));
     with_keys([
         ("status", status.into()),

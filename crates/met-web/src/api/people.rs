@@ -7,14 +7,63 @@ use met_query::jobs::JobsFilter;
 use serde_json::{Value, json};
 use utoipa::openapi::{Schema, Type};
 
+use super::endpoint::{Action, Endpoint, Table, places};
+use super::parameters::{FORMAT, Kind, Parameter, parameter};
 use super::schemas::{list, of, optional, time, with_keys};
 use super::{Asked, Visible};
 use crate::problem::Problem;
 
-pub(super) const USER: [&str; 5] = ["name", "jobs", "first_start", "last_start", "accounts"];
-pub(super) const ACCOUNT: [&str; 5] = ["name", "jobs", "first_start", "last_start", "users"];
-pub(super) const ENERGY: [&str; 4] = ["name", "jobs", "jobs_with_energy", "energy_joules"];
-pub(super) const EMISSIONS: [&str; 4] = ["name", "jobs", "jobs_with_emissions", "emissions_grams"];
+pub(super) const ENDPOINTS: &[Endpoint] = &[
+    Endpoint {
+        path: "/api/v1/users",
+        help: "users, with their accounts",
+        answer: "`{\"users\": [...]}` with their accounts, number of jobs, first and last start",
+        parameters: &[FORMAT],
+        action: Action::Answer(users),
+        table: Table::Rows("users", || places(&USER)),
+        schema: users_schema,
+    },
+    Endpoint {
+        path: "/api/v1/accounts",
+        help: "accounts, with their users",
+        answer: "`{\"accounts\": [...]}` with their users, number of jobs, first and last start",
+        parameters: &[FORMAT],
+        action: Action::Answer(accounts),
+        table: Table::Rows("accounts", || places(&ACCOUNT)),
+        schema: accounts_schema,
+    },
+    Endpoint {
+        path: "/api/v1/energy",
+        help: "energy of the jobs that ended within a time",
+        answer: "sums over the jobs that ended from `since` (default: 30 days ago) until `until`, `by` user, \
+            account, node or manager; `null` where no job has the figure",
+        parameters: RANGE,
+        action: Action::Answer(energy),
+        table: Table::Rows("energy", || places(&ENERGY)),
+        schema: energy_schema,
+    },
+    Endpoint {
+        path: "/api/v1/emissions",
+        help: "emissions of the jobs that ended within a time",
+        answer: "the same sums of emissions",
+        parameters: RANGE,
+        action: Action::Answer(emissions),
+        table: Table::Rows("emissions", || places(&EMISSIONS)),
+        schema: emissions_schema,
+    },
+];
+
+const RANGE: &[Parameter] = &[
+    parameter("by", Kind::Choice(&["user", "account", "node", "manager"]), "what to sum by (default: user)"),
+    parameter("since", Kind::Time, "jobs that ended at or after this time (default: 30 days ago)"),
+    parameter("until", Kind::Time, "jobs that ended before this time (default: now)"),
+    FORMAT,
+];
+
+const USER: [&str; 5] = ["name", "jobs", "first_start", "last_start", "accounts"];
+const ACCOUNT: [&str; 5] = ["name", "jobs", "first_start", "last_start", "users"];
+const ENERGY: [&str; 4] = ["name", "jobs", "jobs_with_energy", "energy_joules"];
+const EMISSIONS: [&str; 4] = ["name", "jobs", "jobs_with_emissions", "emissions_grams"];
 
 /// How far back sums reach if no time is given.
 const USUAL_NS: i64 = 30 * 86_400 * 1_000_000_000;
@@ -31,17 +80,17 @@ fn group(of: &'static str) -> impl Fn(&Group) -> Value {
     }
 }
 
-pub(super) fn users(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem> {
+fn users(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem> {
     let users = visible.query.users(visible.viewer).map_err(|error| Problem::failed(&error))?;
     Ok(json!({ "users": users.iter().map(group("accounts")).collect::<Vec<_>>() }))
 }
 
-pub(super) fn accounts(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem> {
+fn accounts(visible: &Visible<'_>, _: &Asked) -> Result<Value, Problem> {
     let accounts = visible.query.accounts(visible.viewer).map_err(|error| Problem::failed(&error))?;
     Ok(json!({ "accounts": accounts.iter().map(group("users")).collect::<Vec<_>>() }))
 }
 
-pub(super) fn energy(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+fn energy(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     // Of no job is the energy known: that is not zero.
     let energy = |sum: &Sum| (sum.jobs_with_energy > 0).then_some(sum.energy_uj as f64 / 1e6);
     sums(
@@ -52,7 +101,7 @@ pub(super) fn energy(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Prob
     )
 }
 
-pub(super) fn emissions(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+fn emissions(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let emissions = |sum: &Sum| (sum.jobs_with_emissions > 0).then_some(sum.emissions_ug as f64 / 1e6);
     sums(visible, asked, "emissions", |sum| {
         json!({
@@ -96,11 +145,11 @@ fn group_schema(of_name: &str) -> Schema {
     .into()
 }
 
-pub(super) fn users_schema() -> Schema {
+fn users_schema() -> Schema {
     with_keys([("users", list(group_schema("accounts")))]).into()
 }
 
-pub(super) fn accounts_schema() -> Schema {
+fn accounts_schema() -> Schema {
     with_keys([("accounts", list(group_schema("users")))]).into()
 }
 
@@ -115,10 +164,10 @@ fn sums_schema(what: &str, [name, jobs, known, figure]: [&str; 4]) -> Schema {
         .into()
 }
 
-pub(super) fn energy_schema() -> Schema {
+fn energy_schema() -> Schema {
     sums_schema("energy", ENERGY)
 }
 
-pub(super) fn emissions_schema() -> Schema {
+fn emissions_schema() -> Schema {
     sums_schema("emissions", EMISSIONS)
 }

@@ -12,7 +12,7 @@ use ring::digest::{SHA256, digest};
 use serde_json::Value;
 
 use super::Asked;
-use super::endpoints::{Content, Endpoint, Table};
+use super::endpoint::{Content, Endpoint, Table};
 use super::parameters::Given;
 use crate::problem::Problem;
 

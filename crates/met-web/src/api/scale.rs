@@ -11,12 +11,25 @@ use met_query::query::{FirstJobs, first_jobs};
 use serde_json::Value;
 use utoipa::openapi::{Schema, Type};
 
-use super::endpoints::whole_job;
+use super::endpoint::{Action, Endpoint, Table};
+use super::jobs::whole_job;
 use super::parameters::{Given, Kind, Parameter, parameter};
 use super::schemas::{list, of, optional, with_keys};
 use super::{Asked, Visible};
 use crate::problem::Problem;
 use crate::samples::{self, SAMPLED_EVERY};
+
+pub(super) const ENDPOINTS: &[Endpoint] = &[Endpoint {
+    path: "/api/v1/jobs/{job}/scale",
+    help: "how a job would run with more or fewer workers, from the runs of its lineage",
+    answer: "how the job would run with more or fewer workers, from the runs of its lineage that the viewer \
+            sees, as `met scale --json`; `at`: sizes to predict, separated by commas; `target`: a time to \
+            reach",
+    parameters: SCALE,
+    action: Action::Answer(scale),
+    table: Table::None,
+    schema,
+}];
 
 pub(crate) const SCALE: &[Parameter] = &[
     parameter("at", Kind::List, "sizes to predict, separated by commas"),
@@ -112,7 +125,7 @@ fn wishes(given: &Given) -> Result<Wishes, Problem> {
     Ok(Wishes { sizes, target_s })
 }
 
-pub(super) fn scale(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+fn scale(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let Planned { record, plan, left_out, warnings } = planned(visible, asked.path("job"), &asked.given)?;
     let mut object = scale::object(&record, &plan, &left_out);
     if !warnings.is_empty() {
@@ -121,7 +134,7 @@ pub(super) fn scale(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Probl
     Ok(object)
 }
 
-pub(super) fn schema() -> Schema {
+fn schema() -> Schema {
     with_keys([
         ("job", of(Type::String)),
         ("predictions", list(of(Type::Object))),

@@ -14,11 +14,56 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::schema::AdditionalProperties;
 use utoipa::openapi::{ObjectBuilder, Schema, Type};
 
-use super::endpoints::whole_job;
+use super::endpoint::{self, Action, Endpoint};
+use super::jobs::whole_job;
+use super::parameters::{self, COLUMNS, FORMAT, POINTS, SINCE, UNTIL, parameter};
 use super::schemas::{list, of, optional, time, with_keys};
 use super::{Asked, Visible, nodes};
 use crate::problem::Problem;
 use crate::samples::{self, NODE_VALUES_MAX};
+
+pub(super) const ENDPOINTS: &[Endpoint] = &[
+    Endpoint {
+        path: "/api/v1/jobs/{job}/series",
+        help: "samples of a job, of one of its GPUs or events, or of its details",
+        answer: "its samples: `times`, `columns`, `table`, `part`, `next`",
+        parameters: &[
+            parameter("card", parameters::Kind::Text, "uuid of a GPU of the job"),
+            parameter("event", parameters::Kind::Text, "name of a perf event"),
+            parameter("details", parameters::Kind::Flag, "the details of the job"),
+            COLUMNS,
+            SINCE,
+            UNTIL,
+            POINTS,
+            parameter(
+                "after",
+                parameters::Kind::Time,
+                "without points: samples after this time; `next` of the previous answer",
+            ),
+            FORMAT,
+        ],
+        action: Action::Answer(of_job),
+        table: endpoint::Table::Series,
+        schema: series_schema,
+    },
+    Endpoint {
+        path: "/api/v1/nodes/{node}/series",
+        help: "series of a node, reduced",
+        answer: "`{\"node\": name, \"series\": [...]}`: reduced series by table and part",
+        parameters: &[
+            parameter("table", parameters::Kind::Table, "only this table of the catalogue"),
+            parameter("part", parameters::Kind::Text, "only this part: a disk, a zone, a sensor"),
+            COLUMNS,
+            parameter("since", parameters::Kind::Time, "from this time on (default: 1 hour ago)"),
+            UNTIL,
+            POINTS,
+            FORMAT,
+        ],
+        action: Action::Answer(of_node),
+        table: endpoint::Table::ManySeries,
+        schema: node_series_schema,
+    },
+];
 
 /// Samples in an answer that is not reduced: some megabytes.
 const SAMPLES_MAX: usize = 5_000;
@@ -64,7 +109,7 @@ fn window_ms(asked: &Asked) -> Result<(i64, i64), Problem> {
     }
 }
 
-pub(super) fn of_job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+fn of_job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let given = &asked.given;
     let (gpu, event) = (given.text("card"), given.text("event"));
     let selectors = [gpu.is_some(), event.is_some(), given.flag("details")];
@@ -158,7 +203,7 @@ fn span(series: &Series, (begin_ms, end_ms): (i64, i64)) -> (i64, i64) {
     )
 }
 
-pub(super) fn of_node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+fn of_node(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let given = &asked.given;
     let now_ms = clock::realtime_ns() / 1_000_000;
     let (begin_ms, end_ms) = window_ms(asked)?;
@@ -209,7 +254,7 @@ fn by_column(of: Schema) -> Schema {
 }
 
 /// As they were taken: a list of values by column. Reduced: an object of lists by column.
-pub(super) fn series_schema() -> Schema {
+fn series_schema() -> Schema {
     with_keys([
         ("times", list(of(Type::String))),
         ("columns", of(Type::Object)),
@@ -227,7 +272,7 @@ fn spans() -> Schema {
         .into()
 }
 
-pub(super) fn node_series_schema() -> Schema {
+fn node_series_schema() -> Schema {
     let one = with_keys([
         ("table", of(Type::String)),
         ("part", of(Type::String)),

@@ -28,10 +28,23 @@ use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::endpoints::object;
+use super::endpoint::{Action, Endpoint, Table};
+use super::jobs::object;
+use super::parameters::{Kind, parameter};
+use super::schemas;
 use super::{Admitted, Api, Asked, Visible};
 use crate::listener::{Peer, in_background};
 use crate::problem::Problem;
+
+pub(super) const ENDPOINTS: &[Endpoint] = &[Endpoint {
+    path: "/api/v1/stream",
+    help: "starts, ends and figures of jobs as server-sent events",
+    answer: "server-sent events, see below",
+    parameters: &[parameter("job", Kind::Text, "only this job")],
+    action: Action::Stream,
+    table: Table::None,
+    schema: schemas::any,
+}];
 
 const STREAMS_PER_CLIENT: usize = 4;
 const STREAMS_MAX: usize = 64;

@@ -7,10 +7,26 @@ use met_insight::usage::{self, Report};
 use serde_json::Value;
 use utoipa::openapi::{Schema, Type};
 
+use super::endpoint::{Action, Endpoint, Table, places};
 use super::parameters::{FORMAT, Given, Kind, Parameter, parameter};
 use super::schemas::{list, of, optional, time, with_keys};
 use super::{Asked, Visible};
 use crate::problem::Problem;
+
+pub(super) const ENDPOINTS: &[Endpoint] = &[Endpoint {
+    path: "/api/v1/usage",
+    help: "what was used over time, by user or another group, and what machines did",
+    answer: "what was used from `since` (default: 30 days ago) until `until`, `by` system, user, account, \
+            partition, node or command, `every` all, hour, day, week, month, hour-of-day, weekday or \
+            hour-of-week, in `zone` (default: UTC); `user`, `account`, `partition`, `node` narrow it. \
+            `usage`: what jobs held and used. `machines`: what machines did; `hours_unknown` is not idle; \
+            `core_hours_free`, `memory_gib_hours_free` and `gpu_hours_free` are what no job held, for those \
+            who see all jobs. Unknown figures are `null`. Users get sums of their own jobs and accounts",
+    parameters: USAGE,
+    action: Action::Answer(usage),
+    table: Table::Rows("usage", || places(&met_insight::usage::COLUMNS)),
+    schema,
+}];
 
 /// How far back sums reach if no time is given.
 pub const USUAL_NS: i64 = 30 * 86_400 * 1_000_000_000;
@@ -78,12 +94,12 @@ pub fn report(visible: &Visible<'_>, ask: &UsageAsk) -> Result<Report, Problem> 
     Ok(usage::report(ask, &answer, clock::realtime_ns()))
 }
 
-pub(super) fn usage(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
+fn usage(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let ask = ask(&asked.given, &TimeZone::UTC)?;
     Ok(usage::object(&report(visible, &ask)?, &ask))
 }
 
-pub(super) fn schema() -> Schema {
+fn schema() -> Schema {
     let column = |name: &'static str| match name {
         "name" | "period" => (name, optional(Type::String)),
         "begin" => (name, time()),

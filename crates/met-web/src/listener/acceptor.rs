@@ -49,7 +49,7 @@ pub(super) struct Acceptor {
     router: Router,
     room: Arc<Semaphore>,
     lobby: Arc<Lobby>,
-    seats: ConnectionLimits,
+    limits: ConnectionLimits,
     rules: Mutex<Rules>,
 }
 
@@ -103,7 +103,7 @@ impl Acceptor {
         let acceptor = Acceptor {
             room: Arc::new(Semaphore::new(options.connections_max)),
             lobby: Arc::default(),
-            seats: ConnectionLimits::of(options.connections_max),
+            limits: ConnectionLimits::of(options.connections_max),
             rules: Mutex::new(Rules { web: Arc::new(web), files, looked: Instant::now() }),
             options,
             router,
@@ -151,14 +151,14 @@ impl Acceptor {
         loop {
             match listener.accept().await {
                 Ok((stream, address)) => {
-                    let Some(seat) = self.seats.take(address.ip()) else { continue };
+                    let Some(slot) = self.limits.take(address.ip()) else { continue };
                     let Some(place) = self.place().await else { return };
                     let (acceptor, watcher) = (Arc::clone(&self), graceful.watcher());
                     let guest = self.lobby.enter();
                     tokio::spawn(async move {
                         let peer = Peer { standing: guest.standing.clone(), ..Peer::at(address) };
                         guest.serve(acceptor.admit(stream, peer, watcher)).await;
-                        drop((place, seat, guest));
+                        drop((place, slot, guest));
                     });
                 }
                 Err(error) => {
@@ -197,14 +197,14 @@ impl Acceptor {
             });
             match accepted {
                 Ok((stream, uid)) => {
-                    let Some(seat) = self.seats.take(seat_of(uid)) else { continue };
+                    let Some(slot) = self.limits.take(slot_of(uid)) else { continue };
                     let Some(place) = self.place().await else { return };
                     let (acceptor, watcher) = (Arc::clone(&self), graceful.watcher());
                     let guest = self.lobby.enter();
                     tokio::spawn(async move {
                         let standing = guest.standing.clone();
                         guest.serve(acceptor.admit_local(stream, uid, standing, watcher)).await;
-                        drop((place, seat, guest));
+                        drop((place, slot, guest));
                     });
                 }
                 Err(error) => {
@@ -367,7 +367,7 @@ fn is_at_or_below(path: &str, own: &str) -> bool {
 }
 
 /// Connections to the Unix socket are counted per user, by an address that no machine has.
-fn seat_of(uid: u32) -> IpAddr {
+fn slot_of(uid: u32) -> IpAddr {
     let [high, low] = [(uid >> 16) as u16, uid as u16];
     IpAddr::V6(Ipv6Addr::new(0xfdff, 0, 0, 0, 0, 0, high, low))
 }

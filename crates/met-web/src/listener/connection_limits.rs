@@ -13,7 +13,7 @@ pub(super) struct ConnectionLimits {
 }
 
 /// A connection that counts until it is dropped; `None` inside where it is not counted.
-pub(super) struct Seat(Option<(IpAddr, Taken)>);
+pub(super) struct Slot(Option<(IpAddr, Taken)>);
 
 impl ConnectionLimits {
     /// Three quarters are for one address: nodes may come through one gateway.
@@ -25,10 +25,10 @@ impl ConnectionLimits {
     }
 
     /// `None` if this address has as many as it may. This machine's own are not counted.
-    pub(super) fn take(&self, address: IpAddr) -> Option<Seat> {
+    pub(super) fn take(&self, address: IpAddr) -> Option<Slot> {
         let address = address.to_canonical();
         if address.is_loopback() {
-            return Some(Seat(None));
+            return Some(Slot(None));
         }
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let count = taken.entry(address).or_default();
@@ -36,11 +36,11 @@ impl ConnectionLimits {
             return None;
         }
         *count += 1;
-        Some(Seat(Some((address, Arc::clone(&self.taken)))))
+        Some(Slot(Some((address, Arc::clone(&self.taken)))))
     }
 }
 
-impl Drop for Seat {
+impl Drop for Slot {
     fn drop(&mut self) {
         let Some((address, taken)) = self.0.take() else { return };
         if let Entry::Occupied(mut count) =
@@ -60,14 +60,14 @@ mod tests {
 
     #[test]
     fn one_address_leaves_a_quarter_to_others() {
-        let seats = ConnectionLimits::of(8);
+        let limits = ConnectionLimits::of(8);
         let [one, other, own] = ["10.0.0.1", "10.0.0.2", "::1"].map(|text| text.parse().unwrap());
-        let mut taken: Vec<Seat> = (0..6).filter_map(|_| seats.take(one)).collect();
-        assert!(taken.len() == 6 && seats.take(one).is_none() && seats.take(other).is_some());
-        assert!((0..20).all(|_| seats.take(own).is_some()));
+        let mut taken: Vec<Slot> = (0..6).filter_map(|_| limits.take(one)).collect();
+        assert!(taken.len() == 6 && limits.take(one).is_none() && limits.take(other).is_some());
+        assert!((0..20).all(|_| limits.take(own).is_some()));
         taken.pop();
-        assert!(seats.take(one).is_some());
+        assert!(limits.take(one).is_some());
         drop(taken);
-        assert!(seats.taken.lock().unwrap().is_empty());
+        assert!(limits.taken.lock().unwrap().is_empty());
     }
 }

@@ -16,7 +16,7 @@ use crate::samples::Parts;
 
 /// The memory that a job could not do without.
 const NEEDED: &str = "needed";
-/// More lines in one chart cannot be told apart; the busiest are drawn.
+/// More lines in one chart cannot be distinguished; the busiest are drawn.
 const LINES_MAX: usize = 8;
 
 /// The time that charts show, in this many steps.

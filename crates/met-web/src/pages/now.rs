@@ -24,7 +24,7 @@ use crate::problem::Problem;
 use crate::samples::{self, Parts};
 
 const EVERY_S: u32 = 5;
-/// Running and waiting jobs that are summed up; a larger cluster is told so.
+/// Running and waiting jobs that are summed up; on a larger cluster the page says so.
 const JOBS_MAX: usize = 5_000;
 const PAGE_JOBS: usize = 500;
 /// Jobs in the lists of this page.
@@ -234,7 +234,7 @@ fn tiles(visible: &Visible<'_>, nodes: &[NodeStatus], live: &[Record], parts: Op
     }
 }
 
-/// The memory of machines that is told where their own use of it is not known: free is what no job was given, and where
+/// The memory of machines that is shown where their own use of it is not known: free is what no job was given, and where
 /// none was given any, only what jobs use is known. With the value, and how much of the whole is taken.
 fn job_memory(held: &Held, memory_bytes: f64, is_allocated: bool, of_user: bool) -> (&'static str, f64, f64) {
     let used = held.memory_used_bytes;

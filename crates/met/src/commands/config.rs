@@ -61,9 +61,9 @@ fn table(rows: &[[String; 3]], style: &Style) -> String {
     // Most values are short and default.
     let room = style.width.map(|columns| columns.saturating_sub(width(0) + "    default".len()));
     let widths = [width(0), width(1).min(VALUE_WIDTH_MAX).min(room.unwrap_or(VALUE_WIDTH_MAX))];
-    let line = |[name, value, whence]: &[String; 3]| {
-        let line = format!("{}  {}  {whence}\n", text::pad(name, widths[0]), text::pad(value, widths[1]));
-        let below = [value, whence].map(|words| text::hanging(&format!("    {words}"), 6, style));
+    let line = |[name, value, origin]: &[String; 3]| {
+        let line = format!("{}  {}  {origin}\n", text::pad(name, widths[0]), text::pad(value, widths[1]));
+        let below = [value, origin].map(|words| text::hanging(&format!("    {words}"), 6, style));
         let fits = style.width.is_none_or(|width| text::width(line.trim_end()) <= width);
         if fits { line } else { format!("{name}\n{}", below.concat()) }
     };
@@ -72,25 +72,25 @@ fn table(rows: &[[String; 3]], style: &Style) -> String {
 
 fn row(Current { name, value, line }: Current, file: &ConfigFile, held: Option<&InForce>) -> [String; 3] {
     let path = file.path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-    let mut whence = line.map_or("default".to_owned(), |line| format!("{path}:{line}"));
+    let mut origin = line.map_or("default".to_owned(), |line| format!("{path}:{line}"));
     let mut value = if value.is_empty() { "-".to_owned() } else { value };
     if let Some(held) = held {
         let live = match name.as_str() {
             "sampling.interval" => {
-                held.intervals.first().map(|held| (configure::interval(held.value), held.whence.clone()))
+                held.intervals.first().map(|held| (configure::interval(held.value), held.origin.clone()))
             }
-            "perf.events" => held.events.first().map(|held| (held.value.join(","), held.whence.clone())),
+            "perf.events" => held.events.first().map(|held| (held.value.join(","), held.origin.clone())),
             _ => None,
         };
         if let Some((live, source)) = live.filter(|(_, source)| source.is_temporary()) {
-            (value, whence) = (live, source.to_string());
+            (value, origin) = (live, source.to_string());
         }
         let is_later = |later: &String| name == *later || name.starts_with(&format!("{later}."));
         if held.after_restart.iter().any(is_later) {
-            whence += ", after a restart of the daemon";
+            origin += ", after a restart of the daemon";
         }
     }
-    [name, value, whence]
+    [name, value, origin]
 }
 
 #[cfg(test)]
@@ -119,8 +119,8 @@ mod tests {
         let file = ConfigFile { path: Some("/etc/met/met.yaml".into()), text: String::new() };
         let held = InForce {
             ladder: None,
-            intervals: vec![Held { value: Duration::from_millis(250), whence: ValueOrigin::Live }],
-            events: vec![Held { value: Vec::new(), whence: ValueOrigin::Default }],
+            intervals: vec![Held { value: Duration::from_millis(250), origin: ValueOrigin::Live }],
+            events: vec![Held { value: Vec::new(), origin: ValueOrigin::Default }],
             events_in_jobs: Vec::new(),
             note: None,
             file: Some(file.clone()),

@@ -64,7 +64,7 @@ fn request(args: &ConfigureArgs, own: &[Layout]) -> Result<Request> {
 fn shown(held: &InForce, style: &Style) -> String {
     let InForce { intervals, ladder, events, events_in_jobs, note, .. } = held;
     let every = |held: &Held<Duration>| match ladder {
-        Some(ladder) if !held.whence.is_temporary() => ladder.clone(),
+        Some(ladder) if !held.origin.is_temporary() => ladder.clone(),
         _ => interval(held.value),
     };
     let list = |names: &Vec<String>| match names.is_empty() {
@@ -76,7 +76,7 @@ fn shown(held: &InForce, style: &Style) -> String {
         row("perf.events", events, |held| list(&held.value)),
     ];
     for held in events_in_jobs {
-        let job = match &held.whence {
+        let job = match &held.origin {
             ValueOrigin::Job(Some(job)) => format!("job {job}"),
             _ => "a job".to_owned(),
         };
@@ -106,12 +106,12 @@ fn row<T>(key: &str, held: &[Held<T>], text: impl Fn(&Held<T>) -> String) -> [St
     let mut row = [key.to_owned(), String::new(), String::new()];
     for (index, held) in held.iter().enumerate() {
         if index == 0 {
-            (row[1], row[2]) = (text(held), held.whence.to_string());
+            (row[1], row[2]) = (text(held), held.origin.to_string());
         } else {
-            row[2] += &format!(", then {} ({})", text(held), held.whence);
+            row[2] += &format!(", then {} ({})", text(held), held.origin);
         }
         // Whatever is below a change that nothing ends is not reached.
-        if !matches!(held.whence, ValueOrigin::Job(_)) {
+        if !matches!(held.origin, ValueOrigin::Job(_)) {
             break;
         }
     }
@@ -135,15 +135,15 @@ mod tests {
             file_refused: None,
             ladder: None,
             intervals: vec![
-                Held { value: Duration::from_millis(250), whence: ValueOrigin::Job(None) },
-                Held { value: Duration::from_millis(1500), whence: by_job() },
-                Held { value: Duration::from_secs(5), whence: ValueOrigin::File("/etc/met/met.yaml".into()) },
+                Held { value: Duration::from_millis(250), origin: ValueOrigin::Job(None) },
+                Held { value: Duration::from_millis(1500), origin: by_job() },
+                Held { value: Duration::from_secs(5), origin: ValueOrigin::File("/etc/met/met.yaml".into()) },
             ],
             events: vec![
-                Held { value: events(&["cache_ll", "page_faults"]), whence: ValueOrigin::Live },
-                Held { value: Vec::new(), whence: ValueOrigin::Default },
+                Held { value: events(&["cache_ll", "page_faults"]), origin: ValueOrigin::Live },
+                Held { value: Vec::new(), origin: ValueOrigin::Default },
             ],
-            events_in_jobs: vec![Held { value: events(&["task_clock"]), whence: by_job() }],
+            events_in_jobs: vec![Held { value: events(&["task_clock"]), origin: by_job() }],
             note: None,
         };
         expect![[r"
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn intervals_by_age_are_shown_until_one_is_set_for_all() {
-        let first_line = |whence: ValueOrigin| {
+        let first_line = |origin: ValueOrigin| {
             let held = InForce {
                 file: None,
                 after_restart: Vec::new(),
@@ -167,10 +167,10 @@ mod tests {
                 file_refused: None,
                 ladder: Some("1s, 10s after 5m".to_owned()),
                 intervals: vec![
-                    Held { value: Duration::from_secs(5), whence },
-                    Held { value: Duration::from_secs(1), whence: ValueOrigin::Default },
+                    Held { value: Duration::from_secs(5), origin },
+                    Held { value: Duration::from_secs(1), origin: ValueOrigin::Default },
                 ],
-                events: vec![Held { value: Vec::new(), whence: ValueOrigin::Default }],
+                events: vec![Held { value: Vec::new(), origin: ValueOrigin::Default }],
                 events_in_jobs: Vec::new(),
                 note: None,
             };

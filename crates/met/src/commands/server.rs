@@ -21,7 +21,7 @@ pub fn server(setting: &Setting, args: &ServerArgs) -> Result<i32> {
 }
 
 fn enroll(setting: &Setting, NewArgs { who: args, replace }: &NewArgs) -> Result<i32> {
-    let bearer = bearer(args)?;
+    let owner = owner(args)?;
     let mut log = log(setting)?;
     if *replace && !log.is_node(&args.name)? {
         return Err(Failure::usage(format!(
@@ -29,12 +29,12 @@ fn enroll(setting: &Setting, NewArgs { who: args, replace }: &NewArgs) -> Result
             args.name
         )));
     }
-    let token = access::enroll(&mut log, &bearer, jobs::now_ns(), *replace)?;
+    let token = access::enroll(&mut log, &owner, jobs::now_ns(), *replace)?;
     let mut stdout = output::stdout();
     writeln!(stdout, "{token}")?;
     // A program that reads the token wants nothing else; a person wants to know what to do with it.
     if stdout.is_terminal() {
-        let how = match &bearer {
+        let how = match &owner {
             TokenOwner::Node(_) => {
                 "on the node: met daemon --join URL, which reads it from its standard input"
             }
@@ -46,8 +46,8 @@ fn enroll(setting: &Setting, NewArgs { who: args, replace }: &NewArgs) -> Result
 }
 
 fn expel(setting: &Setting, args: &EnrollArgs) -> Result<i32> {
-    let bearer = bearer(args)?;
-    if !log(setting)?.expel(&bearer)? {
+    let owner = owner(args)?;
+    if !log(setting)?.expel(&owner)? {
         return Err(Failure::usage(format!(
             "{} is not enrolled here; `met nodes` lists enrolled nodes",
             args.name
@@ -61,7 +61,7 @@ fn expel(setting: &Setting, args: &EnrollArgs) -> Result<i32> {
     Ok(0)
 }
 
-fn bearer(args: &EnrollArgs) -> Result<TokenOwner> {
+fn owner(args: &EnrollArgs) -> Result<TokenOwner> {
     if !access::is_node_name(&args.name) {
         return Err(Failure::usage(format!(
             "{:?} is not a valid name; use letters, digits, dots, hyphens and underscores",

@@ -1,6 +1,8 @@
 use expect_test::{Expect, expect};
 
+use super::columns::sorted_by;
 use super::*;
+use met_core::job_table as column;
 use met_core::sample;
 
 fn check(view: View, width: usize, expected: Expect) {

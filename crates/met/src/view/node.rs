@@ -5,11 +5,9 @@ use met_core::gpu::device;
 use met_core::gpus::GpuNow;
 use met_core::job::QualityKind;
 use met_core::node::{Freshness, NodeRow};
+use met_core::node_block::Sensor;
 use met_core::{Kind, MISSING, Table, Unit};
-use met_sources::network;
-use met_sources::{
-    block, cpufreq, cray, hwmon, infiniband, ipmi, lustre, nfs, node, numa, rapl, redfish, thermal,
-};
+use met_sources::node::{TABLE as MACHINE, UPTIME};
 
 use super::{Paint, Style, text};
 use met_core::energy::EnergyWindow;
@@ -29,24 +27,14 @@ const NAME_COLUMNS: usize = 24;
 const TEMPERATURES_MAX: usize = 8;
 
 pub fn machine(machine: &Machine<'_>, rows: Rows<'_>, style: &Style) -> String {
-    let uptime = of_table(rows, &node::TABLE).find_map(|(row, _)| row.level(node::UPTIME));
+    let uptime = of_table(rows, &MACHINE).find_map(|(row, _)| row.level(UPTIME));
     let up = uptime.map(|seconds| format!(", up {}", units::duration(seconds))).unwrap_or_default();
     let plural = if machine.cpus == 1 { "" } else { "s" };
     let head = format!("{}, {} CPU{plural}{up}", text::escape(machine.name), machine.cpus);
     let mut drawn = style.paint(Paint::Bold, &head) + "\n\n";
-    let blocks = [
-        ("CPU", cpu(rows, machine.cpus)),
-        ("Memory", memory(rows)),
-        ("Pressure", pressure(rows)),
-        ("NUMA", numa(rows)),
-        ("Disks", disks(rows)),
-        ("Network", network(rows)),
-        ("Fabric", fabric(rows)),
-        ("Lustre", lustre(rows)),
-        ("NFS", nfs(rows)),
-        ("Power", power(rows).into_iter().chain(gpu_power(machine.gpus)).collect()),
-        ("Temperature", temperatures(rows)),
-    ];
+    let mut blocks = described(rows, machine.cpus);
+    blocks.push(("Power", power(rows).into_iter().chain(gpu_power(machine.gpus)).collect()));
+    blocks.push(("Temperature", temperatures(rows)));
     for (head, lines) in blocks.into_iter().chain(others(rows, met_sources::charts())) {
         for (index, line) in lines.iter().flat_map(|line| whole(line, style)).enumerate() {
             let head = if index == 0 {
@@ -122,211 +110,37 @@ fn of_table<'a>(rows: Rows<'a>, table: &'static Table) -> impl Iterator<Item = (
     rows.iter().copied().filter(move |(row, _)| std::ptr::eq(row.table, table))
 }
 
-fn label(row: &NodeRow, index: usize) -> &str {
-    row.labels.get(index).map_or("", String::as_str)
-}
-
-/// A name, what is known behind it, and a mark if it is not of this moment.
-fn line(name: &str, parts: &[(&str, Option<String>)], freshness: Freshness) -> Option<String> {
-    let known: Vec<String> =
-        parts.iter().filter_map(|(what, value)| Some(format!("{what}{}", value.as_ref()?))).collect();
-    if known.is_empty() {
+/// A name, what is known of it, and a mark if that is stale.
+fn line(name: &str, parts: Vec<String>, freshness: Freshness) -> Option<String> {
+    if parts.is_empty() {
         return None;
     }
     let name = text::pad(&text::escape(name), NAME_COLUMNS);
     let mark = if freshness == Freshness::Stale { "   (stale)" } else { "" };
-    Some(format!("{name} {}{mark}", known.join("   ")))
+    Some(format!("{name} {}{mark}", parts.join("   ")))
 }
 
-fn cpu(rows: Rows<'_>, cpus: u32) -> Vec<String> {
-    let mut lines = Vec::new();
-    for (row, _) in of_table(rows, &node::TABLE) {
-        let share = |columns: &[usize]| {
-            let rates: Option<f64> = columns.iter().map(|&column| row.rate(column)).sum();
-            rates.map(|cores| cores / f64::from(cpus.max(1)))
+/// The blocks that sources describe; of the same title, one.
+fn described<'a>(rows: Rows<'a>, cpus: u32) -> Vec<(&'static str, Vec<String>)> {
+    let mut blocks: Vec<(&'static str, Vec<String>)> = Vec::new();
+    for block in met_sources::NODE_BLOCKS {
+        let drawn = |(row, freshness): (&'a NodeRow, Freshness)| {
+            let lines = (block.lines)(row, cpus).into_iter();
+            lines.filter_map(move |one| match &one.name {
+                Some(name) => line(name, one.parts, freshness),
+                None => (!one.parts.is_empty()).then(|| one.parts.join("   ")),
+            })
         };
-        let parts = [
-            ("user ", share(&[node::CPU_USER, node::CPU_NICE])),
-            ("system ", share(&[node::CPU_SYSTEM, node::CPU_INTERRUPT, node::CPU_SOFT_INTERRUPT])),
-            ("waiting for I/O ", share(&[node::CPU_IO_WAIT])),
-            ("stolen ", share(&[node::CPU_STEAL])),
-            ("idle ", share(&[node::CPU_IDLE])),
-        ];
-        let shares =
-            parts.iter().filter_map(|(name, share)| Some(format!("{name}{}", units::percent((*share)?))));
-        lines.extend(joined(shares.collect()));
-        let loads = [node::LOAD_1, node::LOAD_5, node::LOAD_15].map(|column| row.level(column));
-        if let [Some(one), Some(five), Some(fifteen)] = loads {
-            let threads = row.level(node::THREADS_RUNNABLE).zip(row.level(node::THREADS));
-            let threads = threads.map_or(String::new(), |(ready, all)| {
-                format!("   {} of {} threads runnable", units::count(ready), units::count(all))
-            });
-            lines.push(format!("load {one:.2} {five:.2} {fifteen:.2}{threads}"));
+        if of_table(rows, block.table).count() < block.rows_min {
+            continue;
         }
-        let per_second = [
-            ("context switches", row.rate(node::CONTEXT_SWITCHES)),
-            ("interrupts", row.rate(node::INTERRUPTS)),
-            ("forks", row.rate(node::FORKS)),
-        ];
-        let rates =
-            per_second.iter().filter_map(|(name, rate)| Some(format!("{} {name}/s", units::count((*rate)?))));
-        lines.extend(joined(rates.collect()));
-    }
-    for (row, _) in of_table(rows, &cpufreq::TABLE) {
-        let range = row.level(cpufreq::FREQUENCY_MIN).zip(row.level(cpufreq::FREQUENCY_MAX));
-        let range = range.map_or(String::new(), |(slowest, fastest)| {
-            format!("   {} to {}", units::hertz(slowest), units::hertz(fastest))
-        });
-        let throttled = row.rate(cpufreq::THROTTLES_CORE).filter(|rate| *rate > 0.0);
-        let throttled = throttled.map_or("", |_| "   throttled (temperature)");
-        let mean = row.level(cpufreq::FREQUENCY_MEAN);
-        lines.extend(mean.map(|mean| format!("at {}{range}{throttled}", units::hertz(mean))));
-    }
-    lines
-}
-
-fn joined(parts: Vec<String>) -> Option<String> {
-    (!parts.is_empty()).then(|| parts.join("   "))
-}
-
-fn memory(rows: Rows<'_>) -> Vec<String> {
-    let mut lines = Vec::new();
-    for (row, _) in of_table(rows, &node::TABLE) {
-        let total = row.level(node::MEMORY_TOTAL);
-        if let (Some(total), Some(available)) = (total, row.level(node::MEMORY_AVAILABLE)) {
-            let used = total - available;
-            let (used_text, total_text) = (units::bytes(used), units::bytes(total));
-            let share = units::percent(used / total.max(1.0));
-            let cache = row.level(node::MEMORY_CACHED).map(units::bytes);
-            let cache = cache.map_or(String::new(), |cache| format!("   cache {cache}"));
-            lines.push(format!("{used_text} of {total_text} in use ({share}){cache}"));
-        }
-        let swap =
-            row.level(node::SWAP_TOTAL).zip(row.level(node::SWAP_FREE)).filter(|(total, _)| *total > 0.0);
-        if let Some((total, free)) = swap {
-            let moved = row.rate(node::SWAPPED_IN).zip(row.rate(node::SWAPPED_OUT));
-            let moved = moved.map_or(String::new(), |(back, out)| {
-                format!("   in {}   out {}", units::bytes_per_second(back), units::bytes_per_second(out))
-            });
-            lines.push(format!(
-                "swap {} of {} in use{moved}",
-                units::bytes(total - free),
-                units::bytes(total)
-            ));
+        let lines = of_table(rows, block.table).flat_map(drawn);
+        match blocks.iter_mut().find(|(title, _)| *title == block.title) {
+            Some((_, known)) => known.extend(lines),
+            None => blocks.push((block.title, lines.collect())),
         }
     }
-    lines
-}
-
-/// The share of the last second in which some task waited.
-fn pressure(rows: Rows<'_>) -> Vec<String> {
-    let columns =
-        [("CPU", node::PRESSURE_CPU), ("memory", node::PRESSURE_MEMORY), ("I/O", node::PRESSURE_IO)];
-    let waited = |row: &NodeRow| {
-        let share =
-            |&(name, column): &(&str, usize)| Some(format!("{name} {}", units::percent(row.rate(column)?)));
-        joined(columns.iter().filter_map(share).collect())
-            .map(|text| format!("{text}   (share of time in which some task waited)"))
-    };
-    of_table(rows, &node::TABLE).filter_map(|(row, _)| waited(row)).collect()
-}
-
-fn numa(rows: Rows<'_>) -> Vec<String> {
-    // One node is the machine.
-    if of_table(rows, &numa::TABLE).count() < 2 {
-        return Vec::new();
-    }
-    let one = |(row, freshness): (&NodeRow, Freshness)| {
-        let used =
-            row.level(numa::MEMORY_TOTAL).zip(row.level(numa::MEMORY_FREE)).map(|(total, free)| total - free);
-        let parts = [
-            ("in use ", used.map(units::bytes)),
-            ("of ", row.level(numa::MEMORY_TOTAL).map(units::bytes)),
-            ("remote pages/s ", row.rate(numa::FOREIGN).map(units::count)),
-        ];
-        line(&format!("node {}", label(row, numa::label::NUMA_NODE)), &parts, freshness)
-    };
-    of_table(rows, &numa::TABLE).filter_map(one).collect()
-}
-
-fn disks(rows: Rows<'_>) -> Vec<String> {
-    let one = |(row, freshness): (&NodeRow, Freshness)| {
-        let requests = row.rate(block::READS).zip(row.rate(block::WRITES));
-        let parts = [
-            ("read ", row.rate(block::READ).map(units::bytes_per_second)),
-            ("written ", row.rate(block::WRITTEN).map(units::bytes_per_second)),
-            ("requests/s ", requests.map(|(reads, writes)| units::count(reads + writes))),
-            ("busy ", row.rate(block::BUSY).map(|share| units::percent(share.min(1.0)))),
-        ];
-        line(label(row, block::label::DEVICE), &parts, freshness)
-    };
-    of_table(rows, &block::TABLE).filter_map(one).collect()
-}
-
-fn network(rows: Rows<'_>) -> Vec<String> {
-    let one = |(row, freshness): (&NodeRow, Freshness)| {
-        let lost = [
-            network::device::ERRORS_RECEIVED,
-            network::device::ERRORS_SENT,
-            network::device::DROPPED_RECEIVED,
-            network::device::DROPPED_SENT,
-        ];
-        let lost: f64 = lost.into_iter().filter_map(|column| row.rate(column)).sum();
-        let parts = [
-            ("received ", row.rate(network::device::RECEIVED).map(units::bytes_per_second)),
-            ("sent ", row.rate(network::device::SENT).map(units::bytes_per_second)),
-            ("packets lost/s ", (lost > 0.0).then(|| units::count(lost))),
-        ];
-        line(label(row, network::device::label::DEVICE), &parts, freshness)
-    };
-    // A device that never carried anything is not worth a line.
-    let used = |row: &NodeRow| {
-        row.level(network::device::RECEIVED) != Some(0.0) || row.level(network::device::SENT) != Some(0.0)
-    };
-    of_table(rows, &network::device::TABLE).filter(|(row, _)| used(row)).filter_map(one).collect()
-}
-
-fn fabric(rows: Rows<'_>) -> Vec<String> {
-    let one = |(row, freshness): (&NodeRow, Freshness)| {
-        let errors = row.rate(infiniband::SYMBOL_ERRORS).filter(|rate| *rate > 0.0);
-        let parts = [
-            ("received ", row.rate(infiniband::RECEIVED).map(units::bytes_per_second)),
-            ("sent ", row.rate(infiniband::SENT).map(units::bytes_per_second)),
-            ("of ", row.level(infiniband::LINK_RATE).map(units::bytes_per_second)),
-            ("symbol errors/s ", errors.map(units::count)),
-        ];
-        let labels = [infiniband::label::DEVICE, infiniband::label::PORT, infiniband::label::LINK];
-        let [device, port, link] = labels.map(|index| label(row, index));
-        line(&format!("{device}/{port} {link}"), &parts, freshness)
-    };
-    of_table(rows, &infiniband::TABLE).filter_map(one).collect()
-}
-
-fn lustre(rows: Rows<'_>) -> Vec<String> {
-    let one = |(row, freshness): (&NodeRow, Freshness)| {
-        let parts = [
-            ("read ", row.rate(lustre::READ).map(units::bytes_per_second)),
-            ("written ", row.rate(lustre::WRITTEN).map(units::bytes_per_second)),
-            ("opens/s ", row.rate(lustre::OPENS).map(units::count)),
-        ];
-        line(label(row, lustre::label::FILE_SYSTEM), &parts, freshness)
-    };
-    of_table(rows, &lustre::TABLE).filter_map(one).collect()
-}
-
-fn nfs(rows: Rows<'_>) -> Vec<String> {
-    let one = |(row, freshness): (&NodeRow, Freshness)| {
-        let wait =
-            row.rate(nfs::WAIT).zip(row.rate(nfs::OPERATIONS)).filter(|(_, operations)| *operations > 0.0);
-        let parts = [
-            ("received ", row.rate(nfs::RECEIVED).map(units::bytes_per_second)),
-            ("sent ", row.rate(nfs::SENT).map(units::bytes_per_second)),
-            ("requests/s ", row.rate(nfs::OPERATIONS).map(units::count)),
-            ("each ", wait.map(|(wait, operations)| units::duration(wait / operations))),
-        ];
-        line(label(row, nfs::label::MOUNT), &parts, freshness)
-    };
-    of_table(rows, &nfs::TABLE).filter_map(one).collect()
+    blocks
 }
 
 /// Every meter: its power, or the growth of its energy counter, which is power too.
@@ -335,8 +149,7 @@ fn power(rows: Rows<'_>) -> Vec<String> {
         let power = row.table.reading(Kind::Gauge, Unit::Watts).and_then(|column| row.level(column));
         let energy = || row.rate(row.table.reading(Kind::Counter, Unit::Joules)?);
         let watts = power.or_else(energy);
-        let parts = [("", watts.map(units::watts)), ("by ", watts.map(|_| row.source.to_owned()))];
-        line(&sensor_name(row)?, &parts, freshness)
+        line(&sensor_name(row)?, vec![units::watts(watts?), format!("by {}", row.source)], freshness)
     };
     rows.iter().filter_map(one).collect()
 }
@@ -346,25 +159,15 @@ fn others<'a>(
     rows: Rows<'a>,
     charts: Vec<&'static MachineChart>,
 ) -> impl Iterator<Item = (&'static str, Vec<String>)> + 'a {
-    let shown: [&Table; 9] = [
-        &node::TABLE,
-        &cpufreq::TABLE,
-        &numa::TABLE,
-        &block::TABLE,
-        &network::device::TABLE,
-        &infiniband::TABLE,
-        &lustre::TABLE,
-        &nfs::TABLE,
-        &device::TABLE,
-    ];
     let is_shown = move |chart: &&MachineChart| {
+        let tables = met_sources::NODE_BLOCKS.iter().map(|block| block.table);
         matches!(chart.unit, ChartUnit::Watts | ChartUnit::Celsius)
-            || shown.iter().any(|table| std::ptr::eq(*table, chart.table))
+            || tables.chain([&device::TABLE]).any(|table| std::ptr::eq(table, chart.table))
     };
     let block = move |chart: &'static MachineChart| {
         let one = |(row, freshness): (&NodeRow, Freshness)| {
-            let value = chart.now(row).map(|value| chart.unit.write(value));
-            let line = line(&row.labels.join(" "), &[("", value)], freshness)?;
+            let value = chart.unit.write(chart.now(row)?);
+            let line = line(&row.labels.join(" "), vec![value], freshness)?;
             // Of the whole machine there is nothing to name.
             Some(line.trim_start().to_owned())
         };
@@ -373,27 +176,15 @@ fn others<'a>(
     charts.into_iter().filter(move |chart| !is_shown(chart)).map(block)
 }
 
-/// The name of a meter of power or temperature.
+/// How a source names the sensors of a table.
+fn sensor(row: &NodeRow) -> Option<&'static Sensor> {
+    met_sources::SENSORS.iter().copied().find(|sensor| std::ptr::eq(sensor.table, row.table))
+}
+
+/// The name of a meter of power or temperature; GPUs have lines of their own.
 fn sensor_name(row: &NodeRow) -> Option<String> {
-    let is = |table: &'static Table| std::ptr::eq(row.table, table);
-    let named = |index: usize| label(row, index).to_owned();
-    let both = |one: usize, other: usize| Some(format!("{} {}", label(row, one), label(row, other)));
-    match () {
-        () if is(&rapl::TABLE) => match named(rapl::label::ZONE) {
-            zone if zone == label(row, rapl::label::PACKAGE) => Some(zone),
-            _ => both(rapl::label::PACKAGE, rapl::label::ZONE),
-        },
-        () if is(&cray::TABLE) => Some(named(cray::label::COMPONENT)),
-        () if is(&ipmi::TABLE) => Some(named(ipmi::label::SENSOR)),
-        () if is(&redfish::TABLE) => both(redfish::label::CHASSIS, redfish::label::METER),
-        () if is(&hwmon::TABLE) => both(hwmon::label::CHIP, hwmon::label::NAME),
-        () if is(&thermal::TABLE) => {
-            both(thermal::label::ZONE, thermal::label::TYPE).map(|name| format!("zone {name}"))
-        }
-        // GPUs have lines of their own.
-        () if is(&device::TABLE) => None,
-        () => Some(row.labels.join(" ")),
-    }
+    let is_gpu = std::ptr::eq(row.table, &device::TABLE);
+    (!is_gpu).then(|| sensor(row).map_or_else(|| row.labels.join(" "), |sensor| (sensor.name)(row)))
 }
 
 /// Parts of a GPU draw what the GPU draws.
@@ -401,28 +192,23 @@ fn gpu_power(gpus: &[GpuNow<'_>]) -> Vec<String> {
     let is_whole = |gpu: &&GpuNow<'_>| gpu.labels[device::label::PARENT].is_empty();
     let one = |gpu: &GpuNow<'_>| {
         let power_mw = Some(gpu.cells[device::POWER]).filter(|&cell| cell != MISSING);
-        let watts = power_mw.map(|mw| units::watts(mw as f64 / 1e3));
-        let by = watts.as_ref().map(|_| gpu.labels[device::label::VENDOR].clone());
+        let power = power_mw.map(|mw| {
+            vec![units::watts(mw as f64 / 1e3), format!("by {}", gpu.labels[device::label::VENDOR])]
+        });
         let name = format!("GPU {} {}", gpu.labels[device::label::INDEX], gpu.labels[device::label::NAME]);
-        line(
-            &name,
-            &[("", watts.or_else(|| Some("power unknown".to_owned()))), ("by ", by)],
-            Freshness::Current,
-        )
+        line(&name, power.unwrap_or_else(|| vec!["power unknown".to_owned()]), Freshness::Current)
     };
     gpus.iter().filter(is_whole).filter_map(one).collect()
 }
 
 /// The hottest first.
 fn temperatures(rows: Rows<'_>) -> Vec<String> {
-    let critical_of: [(&'static Table, usize); 2] =
-        [(&hwmon::TABLE, hwmon::TEMPERATURE_CRITICAL), (&thermal::TABLE, thermal::TEMPERATURE_CRITICAL)];
     let one = |&(row, freshness): &(&NodeRow, Freshness)| {
         let degrees = row.level(row.table.reading(Kind::Gauge, Unit::Celsius)?)?;
-        let critical = critical_of.iter().find(|(table, _)| std::ptr::eq(row.table, *table));
-        let critical = critical.and_then(|&(_, column)| row.level(column)).map(units::celsius);
-        let parts = [("", Some(units::celsius(degrees))), ("critical at ", critical)];
-        Some((degrees, line(&sensor_name(row)?, &parts, freshness)?))
+        let critical = sensor(row).and_then(|sensor| row.level(sensor.critical?));
+        let critical = critical.map(|degrees| format!("critical at {}", units::celsius(degrees)));
+        let parts = [units::celsius(degrees)].into_iter().chain(critical).collect();
+        Some((degrees, line(&sensor_name(row)?, parts, freshness)?))
     };
     let mut found: Vec<(f64, String)> = rows.iter().filter_map(one).collect();
     found.sort_by(|one, other| other.0.total_cmp(&one.0));

@@ -152,7 +152,7 @@ impl Wholes {
         Ok(())
     }
 
-    /// Whether only unproven nodes say this of a job that others have told of, too.
+    /// Whether only unproven nodes say this of a job that others have reported, too.
     fn is_known_by_others(&self, job: &Record) -> Result<bool, StoreError> {
         let is_by_other = |known: &Record| known.key == job.key && !known.unproven;
         Ok(job.unproven && self.writer.find(Some(&job.key.manager), &job.key.id)?.iter().any(is_by_other))

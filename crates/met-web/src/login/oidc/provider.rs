@@ -127,7 +127,7 @@ impl Provider {
         self.known(FRESH_FOR).map(|known| known.about)
     }
 
-    /// Whose token a code stands for. Blocks.
+    /// Whose token a code is exchanged for. Blocks.
     pub(super) fn person(
         &self,
         code: &str,

@@ -7,7 +7,7 @@ use crate::apportion::apportion;
 use crate::job::QualityKind;
 
 #[derive(Debug, Default)]
-pub struct Resting {
+pub struct MachineIdle {
     /// Of the whole machine without its GPUs, by configuration.
     pub(super) configured_mw: Option<u64>,
     learned: IdlePower,
@@ -19,7 +19,7 @@ pub struct Resting {
     usual_uj: Option<[u64; PARTS]>,
 }
 
-impl Resting {
+impl MachineIdle {
     /// What the machine uses when idle, by part, where that need not be learned.
     pub fn know(&mut self, idle_mw: Option<[u64; PARTS]>) {
         self.known_mw = idle_mw;

@@ -16,7 +16,7 @@ use crate::{MISSING, rate};
 pub(super) const KNOWN_USUAL: usize = 64;
 
 #[derive(Default)]
-pub(super) struct Deck {
+pub(super) struct Devices {
     pub gpus: Vec<Gpu>,
     by_uuid: HashMap<String, usize>,
     /// CUDA counts GPUs by speed where they are not all the same.
@@ -46,7 +46,7 @@ pub(super) struct Gpu {
     pub has_parts: bool,
 }
 
-impl Index<usize> for Deck {
+impl Index<usize> for Devices {
     type Output = Gpu;
 
     fn index(&self, index: usize) -> &Gpu {
@@ -54,13 +54,13 @@ impl Index<usize> for Deck {
     }
 }
 
-impl IndexMut<usize> for Deck {
+impl IndexMut<usize> for Devices {
     fn index_mut(&mut self, index: usize) -> &mut Gpu {
         &mut self.gpus[index]
     }
 }
 
-impl Deck {
+impl Devices {
     /// The GPU that this is or is a part of.
     pub fn whole(&self, index: usize) -> usize {
         self[index].parent.unwrap_or(index)
