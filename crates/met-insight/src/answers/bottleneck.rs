@@ -3,7 +3,7 @@
 use met_core::job_table as column;
 use met_core::units;
 
-use super::Job;
+use super::{Job, Phase, PhaseKind};
 use crate::{allocation, average, gpu};
 
 /// The share of its time that a job must have lost to something before that is what limits it.
@@ -16,6 +16,8 @@ const BUSY: f64 = 0.8;
 const FULL: f64 = 0.9;
 /// Of the time with at most one core busy, from which a job is serial.
 const SERIAL_SHARE: f64 = 0.8;
+/// Of the time in phases of one kind: that is what it mostly did.
+const MOST: f64 = 0.5;
 /// Below this many cores and this share of waiting nothing kept the job busy.
 const QUIET: f64 = 0.2;
 /// A shorter job is mostly its own start.
@@ -88,6 +90,8 @@ struct Figures {
     /// Most of the time at most one core was busy.
     is_serial: bool,
     io: Option<f64>,
+    /// The share of the time in phases in which it waited for storage.
+    io_phases: f64,
     storage_bytes: Option<f64>,
     /// Received and sent, of a job with a network of its own: what a machine transfers is that of all its jobs.
     network_bytes: Option<f64>,
@@ -116,19 +120,20 @@ impl Figures {
         let throttled = rate(column::THROTTLED);
         // A job that its quota stopped was not waiting for others.
         let queue = waited_for_cpu.unwrap_or(0.0) - throttled.unwrap_or(0.0);
-        let pressure = |some: usize, delay: usize| rate(some).or(rate(delay)).map(|share| share.min(1.0));
+        let waited = |pressure: usize, delay: usize| average::waited(record, pressure, delay, job.now_ns);
         Some(Figures {
             cores,
             of_cores: allocation::usable_cpus(record, job.machine, job.now_ns),
             runnable: cores + queue.max(0.0),
             waited_for_cpu,
             is_serial: is_serial(job, cores),
-            io: pressure(column::PRESSURE_IO, column::DELAY_IO),
+            io: waited(column::PRESSURE_IO, column::DELAY_IO),
+            io_phases: io_phases(job),
             storage_bytes: rate(column::READ).zip(rate(column::WRITTEN)).map(|(one, other)| one + other),
             network_bytes: rate(column::NETWORK_RECEIVED)
                 .zip(rate(column::NETWORK_SENT))
                 .map(|(one, other)| one + other),
-            memory: pressure(column::PRESSURE_MEMORY, column::DELAY_MEMORY),
+            memory: waited(column::PRESSURE_MEMORY, column::DELAY_MEMORY),
             throttled,
             gpus: gpu::computing(record).filter(|_| knows_gpus).map(|used| (used, gpu::gpus(record))),
             knows_gpus,
@@ -154,7 +159,8 @@ impl Figures {
             Limit::Gpu
         } else if is_full {
             Limit::Cpu
-        } else if waits && self.runnable < 0.9 {
+        } else if waits && (self.runnable < 0.9 || self.io_phases >= MOST) {
+            // A burst on many cores hides in the mean that none was busy for most of the time.
             Limit::Io
         } else if !self.knows_gpus {
             // A core that waits for a GPU is busy, too.
@@ -234,6 +240,13 @@ fn is_serial(job: &Job<'_>, cores: f64) -> bool {
         Some(share) => share >= SERIAL_SHARE,
         None => cores < 1.2 && peak.is_none_or(|peak| peak < 1.4),
     }
+}
+
+fn io_phases(job: &Job<'_>) -> f64 {
+    let phases = job.profile().map(|profile| profile.phases()).unwrap_or_default();
+    let all: f64 = phases.iter().map(Phase::seconds).sum();
+    let waits = phases.iter().filter(|phase| phase.kind == PhaseKind::IoWait);
+    waits.map(Phase::seconds).sum::<f64>() / all.max(1e-9)
 }
 
 /// What limited the job. Unknown for one that has not run, or of which too little is known.
