@@ -121,9 +121,10 @@ pub fn scaling(runs: &[Run]) -> Result<Scaling, CannotTell> {
         _ => &[Model::Amdahl, Model::Usl],
     };
     let noise = noise(&by_size).map(|noise| noise.max(NOISE_LEAST));
+    let seen = fit::observed(&runs);
     let mut fits: Vec<(f64, Model, fit::Parameters)> = Vec::new();
     for &model in models {
-        let fitted = fit::fit(model, &runs);
+        let fitted = fit::fit(model, &seen);
         fits.push((fit::aicc(model, &fitted, &runs), model, fitted));
     }
     fits.sort_by(|one, other| one.0.total_cmp(&other.0));
