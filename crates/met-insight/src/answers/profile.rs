@@ -13,6 +13,8 @@ use crate::resample::{Bin, Bins, Rates};
 
 /// Steps in which phases are looked for: enough for a page, few enough for all partitions.
 const STEPS_MAX: usize = 120;
+/// Steps in which threads are counted: of a job of a day a minute and a half each.
+const ALONE_STEPS_MAX: usize = 1000;
 /// Differences below this share of the highest level are noise.
 const NOISE: f64 = 0.06;
 /// Cores busy in a step that counts as idle, and in one that counts as computing.
@@ -135,6 +137,25 @@ impl<'a> Profile<'a> {
     /// The share of covered time in which at most one core was busy.
     pub fn serial_share(&self) -> Option<f64> {
         *self.serial_share.get_or_init(|| serial_share(&self.rates, self.begin_ms, self.end_ms))
+    }
+
+    /// The share of covered time in which at most one thread ran or waited for a CPU; where waiting was not read, as
+    /// [`Profile::serial_share`].
+    pub fn runnable_alone_share(&self) -> Option<f64> {
+        let count = self.rates.series().len().clamp(2, ALONE_STEPS_MAX);
+        let of = |index: usize| {
+            let scale = self.rates.series().table.columns[index].scale;
+            let bins = binned(&self.rates, index, self.begin_ms, self.end_ms, count);
+            bins.into_iter().map(|bin| bin.map(|bin| bin.mean * scale)).collect::<Vec<_>>()
+        };
+        let (cores, waiting) = (of(column::CPU), of(column::RUN_QUEUE_WAIT));
+        if waiting.iter().all(Option::is_none) {
+            return self.serial_share();
+        }
+        let runnable: Vec<f64> =
+            cores.iter().zip(&waiting).filter_map(|(cores, waiting)| Some((*cores)? + (*waiting)?)).collect();
+        let alone = runnable.iter().filter(|&&runnable| runnable <= ONE_CORE).count();
+        (!runnable.is_empty()).then(|| alone as f64 / runnable.len() as f64)
     }
 
     /// Cores that were busy at least, for so long in all: five minutes, or 5 % of a shorter time. A warm-up counts.
@@ -504,9 +525,10 @@ pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
     }
 }
 
+/// A thread that never waits uses a little more than a core by the clock of the samples.
+const ONE_CORE: f64 = 1.15;
+
 fn serial_share(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
-    /// A thread that never waits uses a little more than a core by the clock of the samples.
-    const ONE_CORE: f64 = 1.15;
     let scale = rates.series().table.columns[column::CPU].scale;
     let (mut serial_ms, mut covered_ms) = (0, 0);
     rates.each(column::CPU, |span| {

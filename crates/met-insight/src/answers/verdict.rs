@@ -52,7 +52,9 @@ fn at_memory(job: &Job<'_>) -> String {
     let limit = limit.or(job.record.local.as_ref().and_then(|local| local.memory_limit).map(|it| it.bytes));
     // Samples miss what grows until it is killed; the kernel keeps the peak of all that was charged.
     let charged = job.record.totals.get(column::MEMORY_PEAK);
-    if let Some(limit) = limit.filter(|&limit| charged.is_some_and(|peak| peak as f64 >= AT_LIMIT * limit as f64)) {
+    if let Some(limit) =
+        limit.filter(|&limit| charged.is_some_and(|peak| peak as f64 >= AT_LIMIT * limit as f64))
+    {
         return format!(": at its limit of {}", units::bytes(limit as f64));
     }
     match (needed, limit) {
