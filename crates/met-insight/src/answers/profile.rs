@@ -297,20 +297,12 @@ fn steps(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
         let scale = series.table.columns[index].scale;
         bins.into_iter().map(|bin| bin.map(|bin| bin.mean * scale)).collect::<Vec<_>>()
     };
-    let [
-        pressure,
-        delay,
-        cores,
-        read,
-        written,
-        gpus,
-        memory,
-        memory_delay,
-        received,
-        sent,
-        read_call,
-        write_call,
-    ] = std::array::from_fn(|at| of(PHASE_COLUMNS[at]));
+    let [pressure, delay, cores, read, written, gpus, memory, memory_delay, received, sent] =
+        std::array::from_fn(|at| of(PHASE_COLUMNS[at]));
+    // Calls matter where nothing else goes on.
+    let is_quiet = cores.iter().flatten().any(|&cores| cores < IDLE_CORES);
+    let calls = |index: usize| if is_quiet { of(index) } else { vec![None; count] };
+    let (read_call, write_call) = (calls(column::READ_CALL), calls(column::WRITE_CALL));
     let share = |pressure: Option<f64>, delay: Option<f64>| pressure.or(delay).map(|share| share.min(1.0));
     let sum = |one: Option<f64>, other: Option<f64>| one.zip(other).map(|(one, other)| one + other);
     let step = |at: usize| Step {

@@ -21,7 +21,7 @@ pub fn text(
     zone: &TimeZone,
     style: &Style,
 ) -> String {
-    let mut drawn = head(report, ask, zone);
+    let mut drawn = text::hanging_lines(&head(report, ask, zone), 2, style) + "\n";
     if ask.every == Every::HourOfWeek {
         drawn += &heat(&heat_map(report, ask), style);
     } else if report.lines.is_empty() {
@@ -55,7 +55,7 @@ fn head(report: &Report, ask: &UsageAsk, zone: &TimeZone) -> String {
 
 /// Idle is what was measured; the rest of the time is unknown.
 fn machine(line: Option<&MachineLine>) -> String {
-    let Some(line) = line else { return "machine not measured in this time\n\n".to_owned() };
+    let Some(line) = line else { return "machine not measured in this time\n".to_owned() };
     let mut parts = Vec::new();
     if let Some(busy) = line.busy() {
         parts.push(format!("CPUs {} busy, {} idle", units::percent(busy), units::percent(1.0 - busy)));
@@ -72,7 +72,7 @@ fn machine(line: Option<&MachineLine>) -> String {
     if line.hours_unknown > 0.02 {
         parts.push(format!("unknown {}", hours(line.hours_unknown)));
     }
-    format!("machine: {}\n\n", parts.join(" · "))
+    format!("machine: {}\n", parts.join(" · "))
 }
 
 struct Column {
@@ -195,7 +195,8 @@ fn heat(map: &HeatMap, style: &Style) -> String {
         false => ("cores used by jobs", units::cores(map.most)),
     };
     let unknown = if style.ascii { "?" } else { "\u{b7}" };
-    drawn + &format!("\n{of}: blank 0, {} up to {most}, {unknown} unknown\n", shades[1..].concat())
+    let legend = format!("{of}: blank 0, {} up to {most}, {unknown} unknown", shades[1..].concat());
+    drawn + "\n" + &text::hanging(&legend, 2, style)
 }
 
 fn mean(day: &[Heat; 24], of_machines: bool) -> String {
