@@ -118,8 +118,7 @@ const fn scale(name: &'static str, size: f64) -> Scale {
 /// Units of energy, in joules.
 pub static ENERGY: [Scale; 3] = [scale("mWh", 3.6), scale("Wh", 3600.0), scale("kWh", 3.6e6)];
 /// Units of emissions, in grams.
-pub static EMISSIONS: [Scale; 5] =
-    [scale("µg", 1e-6), scale("mg", 1e-3), scale("g", 1.0), scale("kg", 1e3), scale("t", 1e6)];
+pub static EMISSIONS: [Scale; 4] = [scale("mg", 1e-3), scale("g", 1.0), scale("kg", 1e3), scale("t", 1e6)];
 
 impl Scale {
     /// The unit in which most of these are easily read: that of the middle one, or the next one if the largest has too
@@ -158,11 +157,14 @@ pub fn watt_hours_fixed(joules: f64) -> String {
     format!("{:.2} Wh", joules / 3600.0)
 }
 
-/// CO2 equivalent: `31.4 mg`, `1.20 kg`.
+/// CO2 equivalent: `31.4 mg`, `1.20 kg`. It is stored in micrograms and an estimate in any case: below a milligram two
+/// digits are enough.
 pub fn grams(value: f64) -> String {
     match value.abs() {
-        g if g > 0.0 && g < 0.9995e-6 => format!("{} ng", three_digits(value * 1e9)),
-        g if g < 0.9995e-3 => format!("{} µg", three_digits(value * 1e6)),
+        0.0 => "0 mg".to_owned(),
+        g if g < 0.5e-6 => "<0.001 mg".to_owned(),
+        g if g < 0.0995e-3 => format!("{:.3} mg", value * 1e3),
+        g if g < 0.995e-3 => format!("{:.2} mg", value * 1e3),
         g if g < 0.9995 => format!("{} mg", three_digits(value * 1e3)),
         g if g < 999.5 => format!("{} g", three_digits(value)),
         g if g < 999.5e3 => format!("{} kg", three_digits(value / 1e3)),
@@ -172,6 +174,14 @@ pub fn grams(value: f64) -> String {
 
 pub fn grams_per_kwh(value: f64) -> String {
     format!("{} g/kWh", three_digits(value))
+}
+
+/// An amount with its currency, where that is known: `0.0031 EUR`.
+pub fn money_in(value: f64, currency: Option<&str>) -> String {
+    match currency.filter(|currency| !currency.is_empty()) {
+        Some(currency) => format!("{} {currency}", money(value)),
+        None => money(value),
+    }
 }
 
 /// An amount of whatever currency; small ones keep their digits.

@@ -89,7 +89,7 @@ impl Imported {
         ensure!(path.exists(), "no job {}; `met import` lists them", reference(number));
         match choose(&path, None)? {
             Choice::One(job) => Ok(*job),
-            Choice::Several(_) | Choice::None => bail!("{} was changed", path.display()),
+            Choice::Several(..) | Choice::None => bail!("{} was changed", path.display()),
         }
     }
 

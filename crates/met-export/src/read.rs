@@ -32,8 +32,19 @@ pub fn read(path: &Path, each: &mut dyn FnMut(ExportedJob) -> Result<()>) -> Res
     match refused {
         Some(error) => Err(error).with_context(named),
         // What is wrong may be named in words of the file, which may hold anything.
-        None => read.map_err(|error| anyhow!(escape(&format!("{error:#}")))).with_context(named),
+        None => read.map_err(|error| anyhow!(escape(&causes(&error)))).with_context(named),
     }
+}
+
+/// An error with its causes. Some libraries write a cause into the error that it causes as well: it is said once.
+fn causes(error: &anyhow::Error) -> String {
+    let mut words = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !words.ends_with(&cause) {
+            words = if words.is_empty() { cause } else { format!("{words}: {cause}") };
+        }
+    }
+    words
 }
 
 /// Opens a plain file and nothing that blocks, with the caller's permissions.
@@ -52,15 +63,15 @@ fn open(path: &Path) -> Result<File> {
 #[derive(Debug)]
 pub enum Choice {
     One(Box<ExportedJob>),
-    /// How the jobs are named of which one would have to be chosen; not more than a screen holds.
-    Several(Vec<String>),
+    /// How the jobs are named of which one would have to be chosen, not more than a screen holds, and how many there are.
+    Several(Vec<String>, usize),
     None,
 }
 
 /// The one job of a file, or the one that is named as people or its manager name it.
 pub fn choose(path: &Path, wanted: Option<&str>) -> Result<Choice> {
     const NAMES_MAX: usize = 20;
-    let (mut found, mut names) = (None, Vec::new());
+    let (mut found, mut names, mut count) = (None, Vec::new(), 0);
     read(path, &mut |job| {
         let record = &job.record;
         let known = [&record.label(), record.shown_id(), &record.key.id, &record.name];
@@ -68,13 +79,26 @@ pub fn choose(path: &Path, wanted: Option<&str>) -> Result<Choice> {
             if names.len() < NAMES_MAX {
                 names.push(record.label());
             }
+            count += 1;
             found = Some(Box::new(job));
         }
         Ok(())
     })?;
     Ok(match found {
         Some(job) if names.len() == 1 => Choice::One(job),
-        Some(_) => Choice::Several(names),
+        Some(_) => Choice::Several(names, count),
         None => Choice::None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_that_an_error_names_itself_is_said_once() {
+        let twice = anyhow!("no signature").context("format error: no signature").context("cannot read it");
+        assert_eq!(causes(&twice), "cannot read it: format error: no signature");
+        assert_eq!(causes(&anyhow!("short").context("line 2")), "line 2: short");
+    }
 }

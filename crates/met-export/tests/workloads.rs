@@ -29,8 +29,8 @@ const WORKLOADS: &[Workload] = &[
     ("pipe", Limit::Waiting, &["cpu_low"], &[Idle]),
     ("lock", Limit::Waiting, &["cpu_low"], &[Idle]),
     ("polling", Limit::Waiting, &["cpu_low"], &[Idle]),
-    ("synced_writes", Limit::Io, &["cpu_low"], &[]),
-    ("uncached_reads", Limit::Io, &["cpu_low"], &[]),
+    ("synced_writes", Limit::Io, &[], &[]),
+    ("uncached_reads", Limit::Io, &[], &[]),
     ("cached_reads", Limit::OneCore, &["serial_on_many"], &[Compute]),
     ("leaking", Limit::Waiting, &["cpu_low", "memory_leak"], &[]),
     ("table", Limit::OneCore, &["serial_on_many"], &[Compute]),
@@ -52,7 +52,7 @@ const WORKLOADS: &[Workload] = &[
     ("throttled", Limit::Quota, &["throttled"], &[]),
     ("reclaiming", Limit::Memory, &["memory_pressure"], &[]),
     // It would read most of its file from storage with the pages that are dropped, too.
-    ("larger_than_limit", Limit::Io, &["cpu_low"], &[]),
+    ("larger_than_limit", Limit::Io, &[], &[]),
     ("held_at_limit", Limit::Memory, &["memory_pressure"], &[]),
     ("killed", Limit::OneCore, &["out_of_memory", "serial_on_many"], &[Compute]),
     // The kernel copies what they send and receive, and one of them always waits for the other.
@@ -64,7 +64,7 @@ const WORKLOADS: &[Workload] = &[
     ("stress_vm", Limit::Cpu, &[], &[Compute]),
     // Two processes that wake one another: neither is busy all the time, and one core is enough for both.
     ("stress_switch", Limit::None, &["serial_on_many", "small_io"], &[Compute]),
-    ("stress_hdd", Limit::Io, &["serial_on_many"], &[]),
+    ("stress_hdd", Limit::Io, &[], &[]),
     ("gpu_full", Limit::Gpu, &[], &[]),
     // The core that starts the kernels is busy all the time, and the GPU for 18 % of it, on a thousandth of its units.
     ("gpu_launch_bound", Limit::OneCore, &["gpu_too_large", "serial_on_many"], &[]),

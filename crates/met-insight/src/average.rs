@@ -34,6 +34,13 @@ pub fn per_second(record: &Record, column: usize, now_ns: i64) -> Option<f64> {
     Some(JOB.columns[column].scaled(record.totals.get(column)?) / (counted_ns as f64 / 1e9))
 }
 
+/// The share of its time in which tasks of a job waited for something: by pressure, or else by the delays of its threads.
+/// Of several nodes it is the mean of theirs, as totals are sums.
+pub fn waited(record: &Record, pressure: usize, delay: usize, now_ns: i64) -> Option<f64> {
+    let rate = per_second(record, pressure, now_ns).or_else(|| per_second(record, delay, now_ns))?;
+    Some((rate / record.nodes.len().max(1) as f64).min(1.0))
+}
+
 /// The most cores that were busy for half a second at least. One that is written as 0 is too young to have lasted.
 pub fn cores_peak(record: &Record) -> Option<f64> {
     let thousandths = record.totals.get(CORES_PEAK).filter(|&peak| peak > 0)?;

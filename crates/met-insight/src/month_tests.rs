@@ -38,6 +38,9 @@ fn job(index: usize, of: &Of) -> Record {
     }
     let cpu_ns = (of.busy * of.cpus as f64 * of.wall_ns as f64) as i64;
     record.totals.set(column::CPU, cpu_ns, QualityKind::Measured, "cgroup");
+    let waited_ns = if of.user == "reader" { of.wall_ns / 2 } else { 0 };
+    record.totals.set(column::PRESSURE_IO, waited_ns, QualityKind::Measured, "cgroup");
+    record.scheduling.exclusive = (of.user == "whole").then_some(true);
     if let Some(used) = of.gpu {
         record.allocated.gpus = Some(1);
         let used_ns = if used > 0.0 { of.wall_ns } else { 0 };
@@ -71,6 +74,9 @@ fn month() -> Vec<Record> {
     // Few cores beside a busy GPU are fine, in the sum, too; so are cores that come with the memory.
     all.extend((0..10).map(|_| offender("trainer", 16, 0.125, 24, Some(0.95))));
     all.extend((0..10).map(|_| offender("fuller", 16, 0.125, 24, None)));
+    // So are cores of a node that is taken whole, and of a job that storage holds back.
+    all.extend((0..10).map(|_| offender("whole", 16, 0.125, 24, None)));
+    all.extend((0..10).map(|_| offender("reader", 16, 0.125, 24, None)));
     all.extend((0..2400).map(|_| Of {
         user: "swarm",
         cpus: 1,

@@ -121,18 +121,13 @@ pub fn scaling(runs: &[Run]) -> Result<Scaling, CannotTell> {
         _ => &[Model::Amdahl, Model::Usl],
     };
     let noise = noise(&by_size).map(|noise| noise.max(NOISE_LEAST));
-    let mut fits: Vec<(f64, Model, fit::Parameters)> = Vec::new();
-    for &model in models {
-        let fitted = fit::fit(model, &runs);
-        fits.push((fit::aicc(model, &fitted, &runs), model, fitted));
-    }
-    fits.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let fits = fitted(models, &runs);
     let Some(&(least, model, fitted)) = fits.first() else {
         return Err(CannotTell { why: "no model fits", run_next: vec![next_size(largest)] });
     };
     // Which model it is may be uncertain itself: what a plausible one says widens the interval. Runs never rule out the
     // universal law, which is Amdahl's where they show no coherency: few runs only make it costly.
-    let is_plausible = |(aicc, model, _): &&(f64, Model, fit::Parameters)| {
+    let is_plausible = |(aicc, model, _): &&Fitted| {
         *model == Model::Usl || !(*aicc - least).is_finite() || *aicc - least < PLAUSIBLE
     };
     let plausible = fits.iter().filter(is_plausible);
@@ -208,6 +203,21 @@ impl Scaling {
         let efficient = self.near_sizes().filter(|&size| work / self.fitted.seconds(size) / size >= 0.5);
         efficient.fold(base, f64::max)
     }
+}
+
+/// A model by its AICc, and its parameters.
+type Fitted = (f64, Model, fit::Parameters);
+
+/// The best model first.
+fn fitted(models: &[Model], runs: &[Run]) -> Vec<Fitted> {
+    let seen = fit::observed(runs);
+    let of_model = |&model: &Model| {
+        let fitted = fit::fit(model, &seen);
+        (fit::aicc(model, &fitted, runs), model, fitted)
+    };
+    let mut fits: Vec<Fitted> = models.iter().map(of_model).collect();
+    fits.sort_by(|one, other| one.0.total_cmp(&other.0));
+    fits
 }
 
 /// A size and the times of its runs.

@@ -44,6 +44,11 @@ impl Made {
         self.rate(column::CPU, cores)
     }
 
+    /// The same of a job that is known not to wait for storage.
+    pub fn computing(self, cores: impl Fn(i32) -> f64) -> Made {
+        self.cores(cores).rate(column::PRESSURE_IO, |_| 0.0)
+    }
+
     /// A counter by its growth per second, in its unit; its total is measured.
     pub fn rate(mut self, index: usize, rate: impl Fn(i32) -> f64) -> Made {
         assert_eq!(JOB.columns[index].kind, Kind::Counter);

@@ -3,7 +3,7 @@
 use met_core::job_table as column;
 use met_core::units;
 
-use super::Job;
+use super::{Job, Phase, PhaseKind};
 use crate::{allocation, average, gpu};
 
 /// The share of its time that a job must have lost to something before that is what limits it.
@@ -16,6 +16,8 @@ const BUSY: f64 = 0.8;
 const FULL: f64 = 0.9;
 /// Of the time with at most one core busy, from which a job is serial.
 const SERIAL_SHARE: f64 = 0.8;
+/// Of the time in phases of one kind: that is what it mostly did.
+const MOST: f64 = 0.5;
 /// Below this many cores and this share of waiting nothing kept the job busy.
 const QUIET: f64 = 0.2;
 /// A shorter job is mostly its own start.
@@ -87,8 +89,7 @@ struct Figures {
     waited_for_cpu: Option<f64>,
     /// Most of the time at most one core was busy.
     is_serial: bool,
-    io: Option<f64>,
-    storage_bytes: Option<f64>,
+    storage: Storage,
     /// Received and sent, of a job with a network of its own: what a machine transfers is that of all its jobs.
     network_bytes: Option<f64>,
     memory: Option<f64>,
@@ -97,6 +98,25 @@ struct Figures {
     gpus: Option<(f64, f64)>,
     /// The use of all its GPUs is known, or it has none.
     knows_gpus: bool,
+}
+
+struct Storage {
+    /// The share of the time in which it waited, and in phases of which that was the most of it.
+    wait: Option<f64>,
+    phases: f64,
+    /// Per second, from and to it.
+    bytes: Option<f64>,
+}
+
+impl Storage {
+    fn of(job: &Job<'_>) -> Storage {
+        let rate = |index: usize| average::per_second(job.record, index, job.now_ns);
+        Storage {
+            wait: average::waited(job.record, column::PRESSURE_IO, column::DELAY_IO, job.now_ns),
+            phases: io_phases(job),
+            bytes: rate(column::READ).zip(rate(column::WRITTEN)).map(|(one, other)| one + other),
+        }
+    }
 }
 
 impl Figures {
@@ -116,19 +136,17 @@ impl Figures {
         let throttled = rate(column::THROTTLED);
         // A job that its quota stopped was not waiting for others.
         let queue = waited_for_cpu.unwrap_or(0.0) - throttled.unwrap_or(0.0);
-        let pressure = |some: usize, delay: usize| rate(some).or(rate(delay)).map(|share| share.min(1.0));
         Some(Figures {
             cores,
             of_cores: allocation::usable_cpus(record, job.machine, job.now_ns),
             runnable: cores + queue.max(0.0),
             waited_for_cpu,
             is_serial: is_serial(job, cores),
-            io: pressure(column::PRESSURE_IO, column::DELAY_IO),
-            storage_bytes: rate(column::READ).zip(rate(column::WRITTEN)).map(|(one, other)| one + other),
+            storage: Storage::of(job),
             network_bytes: rate(column::NETWORK_RECEIVED)
                 .zip(rate(column::NETWORK_SENT))
                 .map(|(one, other)| one + other),
-            memory: pressure(column::PRESSURE_MEMORY, column::DELAY_MEMORY),
+            memory: average::waited(record, column::PRESSURE_MEMORY, column::DELAY_MEMORY, job.now_ns),
             throttled,
             gpus: gpu::computing(record).filter(|_| knows_gpus).map(|used| (used, gpu::gpus(record))),
             knows_gpus,
@@ -143,9 +161,9 @@ impl Figures {
     /// `None` where what is not known could be the limit.
     fn limit(&self) -> Option<Limit> {
         let is_full = self.of_cores.is_some_and(|of| self.cores >= FULL * of);
-        let reads = self.storage_bytes.is_some_and(|bytes| bytes >= STORAGE_BYTES_PER_SECOND);
+        let reads = self.storage.bytes.is_some_and(|bytes| bytes >= STORAGE_BYTES_PER_SECOND);
         // Where the time that tasks waited is not known, bytes and an idle CPU are the evidence.
-        let waits = self.io.map_or(reads && self.runnable < 0.7, |share| share >= SHARE);
+        let waits = self.storage.wait.map_or(reads && self.runnable < 0.7, |share| share >= SHARE);
         Some(if self.memory.is_some_and(|share| share >= MEMORY_SHARE) {
             Limit::Memory
         } else if self.quota_share().is_some_and(|share| share >= QUOTA_SHARE) {
@@ -154,7 +172,8 @@ impl Figures {
             Limit::Gpu
         } else if is_full {
             Limit::Cpu
-        } else if waits && self.runnable < 0.9 {
+        } else if waits && (self.runnable < 0.9 || self.storage.phases >= MOST) {
+            // A burst on many cores hides in the mean that none was busy for most of the time.
             Limit::Io
         } else if !self.knows_gpus {
             // A core that waits for a GPU is busy, too.
@@ -164,11 +183,15 @@ impl Figures {
             if is_crowded { Limit::Cpu } else { Limit::OneCore }
         } else if self.runnable >= BUSY {
             Limit::Cpu
-        } else if self.io.is_none() && self.storage_bytes.is_none() {
+        } else if self.storage.wait.is_none() && self.storage.bytes.is_none() {
             return None;
         } else if self.is_network_busy() {
             Limit::Network
-        } else if self.cores < QUIET && self.io.is_none_or(|io| io < QUIET) && !reads && self.is_gpu_quiet() {
+        } else if self.cores < QUIET
+            && self.storage.wait.is_none_or(|io| io < QUIET)
+            && !reads
+            && self.is_gpu_quiet()
+        {
             Limit::Waiting
         } else {
             Limit::None
@@ -179,7 +202,7 @@ impl Figures {
     fn is_network_busy(&self) -> bool {
         self.network_bytes.is_some_and(|bytes| bytes >= NETWORK_BYTES_PER_SECOND)
             && self.runnable < 0.7
-            && self.io.is_none_or(|io| io < QUIET)
+            && self.storage.wait.is_none_or(|io| io < QUIET)
             && self.is_gpu_quiet()
     }
 
@@ -195,7 +218,7 @@ impl Figures {
         };
         let queue = self.waited_for_cpu.filter(|&wait| wait >= 0.1);
         let queue = queue.map(|wait| format!("{} threads waiting for a CPU", units::cores(wait)));
-        let io = match (self.io, self.storage_bytes) {
+        let io = match (self.storage.wait, self.storage.bytes) {
             (Some(share), _) => Some(format!("waited for storage {} of the time", percent(share))),
             (None, Some(bytes)) => Some(format!("{} from and to storage", units::bytes_per_second(bytes))),
             (None, None) => None,
@@ -234,6 +257,13 @@ fn is_serial(job: &Job<'_>, cores: f64) -> bool {
         Some(share) => share >= SERIAL_SHARE,
         None => cores < 1.2 && peak.is_none_or(|peak| peak < 1.4),
     }
+}
+
+fn io_phases(job: &Job<'_>) -> f64 {
+    let phases = job.profile().map(|profile| profile.phases()).unwrap_or_default();
+    let all: f64 = phases.iter().map(Phase::seconds).sum();
+    let waits = phases.iter().filter(|phase| phase.kind == PhaseKind::IoWait);
+    waits.map(Phase::seconds).sum::<f64>() / all.max(1e-9)
 }
 
 /// What limited the job. Unknown for one that has not run, or of which too little is known.

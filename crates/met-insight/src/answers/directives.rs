@@ -194,7 +194,8 @@ fn cpus(job: &Job<'_>) -> Option<Directive> {
     let asked = job.record.requested.cpus.or(job.record.allocated.cpus)?;
     // With several nodes or tasks or beside a GPU the number of cores is a matter of layout.
     let is_one_task = job.record.requested.tasks.or(job.record.allocated.tasks) == Some(1);
-    if nodes(job.record) > 1 || asked < 2 || gpu::count(job.record) > 0 || !is_one_task {
+    let is_exclusive = job.record.scheduling.exclusive == Some(true);
+    if nodes(job.record) > 1 || asked < 2 || gpu::count(job.record) > 0 || !is_one_task || is_exclusive {
         return None;
     }
     let mut most = 0.0_f64;

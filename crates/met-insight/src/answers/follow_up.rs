@@ -252,7 +252,7 @@ mod tests {
 
     /// An hour on 16 CPUs, all of them busy until a time.
     fn busy_until(id: u64, second: i32) -> Made {
-        let mut made = made(3600).cores(|at| if at < second { 15.5 } else { 0.0 });
+        let mut made = made(3600).computing(|at| if at < second { 15.5 } else { 0.0 });
         let hour = run(id, 16, 10);
         let start_ms = hour.start_ns.unwrap() / 1_000_000;
         for (at, time_ms) in made.series.times_ms.iter_mut().enumerate() {

@@ -13,6 +13,8 @@ use crate::resample::{Bin, Bins, Rates};
 
 /// Steps in which phases are looked for: enough for a page, few enough for all partitions.
 const STEPS_MAX: usize = 120;
+/// Steps in which threads are counted: of a job of a day a minute and a half each.
+const ALONE_STEPS_MAX: usize = 1000;
 /// Differences below this share of the highest level are noise.
 const NOISE: f64 = 0.06;
 /// Cores busy in a step that counts as idle, and in one that counts as computing.
@@ -22,9 +24,10 @@ const BUSY_CORES: f64 = 0.5;
 const IO_SHARE: f64 = 0.3;
 const IO_BYTES_PER_SECOND: f64 = 10.0 * 1_048_576.0;
 const GPU_BUSY: f64 = 0.1;
-/// Of the time, or of a network of its own: below both nothing is going on. Heartbeats are less.
+const SUSTAINED_MS: i64 = 300_000;
+/// Of the time, or of data that move: below both nothing is going on. Heartbeats and logs are less.
 const WAITS_SHARE: f64 = 0.05;
-const NETWORK_BYTES_PER_SECOND: f64 = 100.0 * 1024.0;
+const MOVED_BYTES_PER_SECOND: f64 = 100.0 * 1024.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PhaseKind {
@@ -35,6 +38,8 @@ pub enum PhaseKind {
     Light,
     Idle,
     IdleTail,
+    /// No CPU time, and what it may have waited for was not sampled.
+    Unclear,
     /// No samples.
     Unknown,
 }
@@ -48,6 +53,7 @@ impl PhaseKind {
             PhaseKind::Light => "light work",
             PhaseKind::Idle => "idle",
             PhaseKind::IdleTail => "idle tail",
+            PhaseKind::Unclear => "unknown",
             PhaseKind::Unknown => "no samples",
         }
     }
@@ -133,6 +139,45 @@ impl<'a> Profile<'a> {
         *self.serial_share.get_or_init(|| serial_share(&self.rates, self.begin_ms, self.end_ms))
     }
 
+    /// The share of covered time in which at most one thread ran or waited for a CPU; where waiting was not read, as
+    /// [`Profile::serial_share`].
+    pub fn runnable_alone_share(&self) -> Option<f64> {
+        let count = self.rates.series().len().clamp(2, ALONE_STEPS_MAX);
+        let of = |index: usize| {
+            let scale = self.rates.series().table.columns[index].scale;
+            let bins = binned(&self.rates, index, self.begin_ms, self.end_ms, count);
+            bins.into_iter().map(|bin| bin.map(|bin| bin.mean * scale)).collect::<Vec<_>>()
+        };
+        let (cores, waiting) = (of(column::CPU), of(column::RUN_QUEUE_WAIT));
+        if waiting.iter().all(Option::is_none) {
+            return self.serial_share();
+        }
+        let runnable: Vec<f64> =
+            cores.iter().zip(&waiting).filter_map(|(cores, waiting)| Some((*cores)? + (*waiting)?)).collect();
+        let alone = runnable.iter().filter(|&&runnable| runnable <= ONE_CORE).count();
+        (!runnable.is_empty()).then(|| alone as f64 / runnable.len() as f64)
+    }
+
+    /// Cores that were busy at least, for so long in all: five minutes, or 5 % of a shorter time. A warm-up counts.
+    pub fn cores_sustained(&self) -> Option<f64> {
+        let scale = self.rates.series().table.columns[column::CPU].scale;
+        let mut spans: Vec<(f64, i64)> = Vec::new();
+        self.rates.each(column::CPU, |span| {
+            let inside_ms = span.end_ms.min(self.end_ms) - span.begin_ms.max(self.begin_ms);
+            if inside_ms > 0 {
+                spans.push((span.value * scale, inside_ms));
+            }
+        });
+        let covered_ms: i64 = spans.iter().map(|&(_, length_ms)| length_ms).sum();
+        let mut left_ms = SUSTAINED_MS.min(covered_ms / 20);
+        spans.sort_unstable_by(|one, other| other.0.total_cmp(&one.0));
+        let found = spans.iter().find(|&&(_, length_ms)| {
+            left_ms -= length_ms;
+            left_ms <= 0
+        });
+        found.map(|&(cores, _)| cores)
+    }
+
     /// Growth of needed memory over the second half, in bytes per second; `None` unless it grew steadily.
     pub fn memory_growth(&self) -> Option<f64> {
         *self.memory_growth.get_or_init(|| memory_growth(&self.rates, self.begin_ms, self.end_ms))
@@ -143,7 +188,7 @@ impl<'a> Profile<'a> {
         let last = self.phases().last()?;
         match last.kind {
             PhaseKind::IdleTail => Some(last.seconds()),
-            PhaseKind::Unknown => None,
+            PhaseKind::Unclear | PhaseKind::Unknown => None,
             _ => Some(0.0),
         }
     }
@@ -219,14 +264,17 @@ fn window_begin_ms(begin_ms: i64, warm_ms: i64, end_ms: i64) -> i64 {
 struct Step {
     cores: Option<f64>,
     io_wait: Option<f64>,
+    /// From and to storage.
     io_bytes: Option<f64>,
+    /// By read and write calls: files in the page cache or of a network, pipes, sockets.
+    call_bytes: Option<f64>,
     memory_wait: Option<f64>,
     network_bytes: Option<f64>,
     gpus: Option<f64>,
 }
 
 /// What phases are made of.
-pub const PHASE_COLUMNS: &[usize; 10] = &[
+pub const PHASE_COLUMNS: &[usize; 12] = &[
     column::PRESSURE_IO,
     column::DELAY_IO,
     column::CPU,
@@ -237,6 +285,8 @@ pub const PHASE_COLUMNS: &[usize; 10] = &[
     column::DELAY_MEMORY,
     column::NETWORK_RECEIVED,
     column::NETWORK_SENT,
+    column::READ_CALL,
+    column::WRITE_CALL,
 ];
 
 fn steps(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
@@ -249,12 +299,17 @@ fn steps(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
     };
     let [pressure, delay, cores, read, written, gpus, memory, memory_delay, received, sent] =
         std::array::from_fn(|at| of(PHASE_COLUMNS[at]));
+    // Calls matter where nothing else goes on.
+    let is_quiet = cores.iter().flatten().any(|&cores| cores < IDLE_CORES);
+    let calls = |index: usize| if is_quiet { of(index) } else { vec![None; count] };
+    let (read_call, write_call) = (calls(column::READ_CALL), calls(column::WRITE_CALL));
     let share = |pressure: Option<f64>, delay: Option<f64>| pressure.or(delay).map(|share| share.min(1.0));
     let sum = |one: Option<f64>, other: Option<f64>| one.zip(other).map(|(one, other)| one + other);
     let step = |at: usize| Step {
         cores: cores[at],
         io_wait: share(pressure[at], delay[at]),
         io_bytes: sum(read[at], written[at]),
+        call_bytes: sum(read_call[at], write_call[at]),
         memory_wait: share(memory[at], memory_delay[at]),
         network_bytes: sum(received[at], sent[at]),
         gpus: gpus[at],
@@ -295,6 +350,7 @@ fn phases(steps: &[Step], wall_s: f64, has_gpus: bool) -> Vec<Phase> {
             cores: mean(|step| step.cores),
             io_wait: mean(|step| step.io_wait),
             io_bytes: mean(|step| step.io_bytes),
+            call_bytes: mean(|step| step.call_bytes),
             memory_wait: mean(|step| step.memory_wait),
             network_bytes: mean(|step| step.network_bytes),
             gpus: mean(|step| step.gpus),
@@ -334,18 +390,23 @@ fn kind(of: &Step, most_cores: f64, has_gpus: bool) -> PhaseKind {
         PhaseKind::Compute
     } else if cores < IDLE_CORES && has_gpus && of.gpus.is_none() {
         // It may have waited for a GPU that computed.
-        PhaseKind::Unknown
-    } else if cores < IDLE_CORES && !is_held_up(of) {
-        PhaseKind::Idle
-    } else {
+        PhaseKind::Unclear
+    } else if cores >= IDLE_CORES || is_held_up(of) {
         PhaseKind::Light
+    } else if of.io_wait.is_none() && of.io_bytes.is_none() {
+        // It may have waited for storage.
+        PhaseKind::Unclear
+    } else {
+        PhaseKind::Idle
     }
 }
 
-/// Little CPU time is not idleness while tasks wait for storage or memory, or data cross the job's own network.
+/// Little CPU time is not idleness while tasks wait for storage or memory, or data move: a slow copy needs neither a core
+/// nor all that a disk can do.
 fn is_held_up(of: &Step) -> bool {
+    let moved = [of.io_bytes, of.call_bytes, of.network_bytes].into_iter().flatten();
     of.io_wait.into_iter().chain(of.memory_wait).any(|share| share >= WAITS_SHARE)
-        || of.network_bytes.is_some_and(|bytes| bytes >= NETWORK_BYTES_PER_SECOND)
+        || moved.into_iter().any(|bytes| bytes >= MOVED_BYTES_PER_SECOND)
 }
 
 /// Computing on one core and on many are two phases.
@@ -381,7 +442,7 @@ fn name_ends(phases: &mut [Phase], wall_s: f64) {
         && most > 0.0
         && first.seconds() < wall_s / 2.0
         && work(first) < 0.6 * most
-        && first.kind != PhaseKind::Unknown
+        && !matches!(first.kind, PhaseKind::Unclear | PhaseKind::Unknown)
     {
         first.kind = PhaseKind::StartUp;
     }
@@ -456,9 +517,10 @@ pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
     }
 }
 
+/// A thread that never waits uses a little more than a core by the clock of the samples.
+const ONE_CORE: f64 = 1.15;
+
 fn serial_share(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
-    /// A thread that never waits uses a little more than a core by the clock of the samples.
-    const ONE_CORE: f64 = 1.15;
     let scale = rates.series().table.columns[column::CPU].scale;
     let (mut serial_ms, mut covered_ms) = (0, 0);
     rates.each(column::CPU, |span| {

@@ -16,7 +16,7 @@ fn phases_begin_where_the_level_changes() {
     assert_eq!(reported(&made(100).cores(|_| 1.0)), "compute 100");
     let steps = made(200).cores(|second| if second < 20 { 0.2 } else { 4.0 });
     assert_eq!(reported(&steps), "start-up 20, compute 180");
-    let tail = made(200).cores(|second| if second < 120 { 2.0 } else { 0.001 });
+    let tail = made(200).computing(|second| if second < 120 { 2.0 } else { 0.001 });
     assert_eq!(reported(&tail), "compute 120, idle tail 80");
     let serial_begin = made(240).cores(|second| if second < 60 { 1.0 } else { 8.0 });
     assert_eq!(reported(&serial_begin), "start-up 60, compute 180");
@@ -24,16 +24,16 @@ fn phases_begin_where_the_level_changes() {
 
 #[test]
 fn a_quiet_cpu_is_not_idle_beside_a_gpu_that_was_not_read() {
-    let mut tail = made(200).cores(|second| if second < 120 { 2.0 } else { 0.001 });
+    let mut tail = made(200).computing(|second| if second < 120 { 2.0 } else { 0.001 });
     tail.record.allocated.gpus = Some(1);
-    assert_eq!(reported(&tail), "compute 120, no samples 80");
+    assert_eq!(reported(&tail), "compute 120, unknown 80");
     let tail = tail.level(column::GPU_UTILIZATION, |_| 0.0);
     assert_eq!(reported(&tail), "compute 120, idle tail 80");
 }
 
 #[test]
 fn a_quiet_cpu_is_not_idle_while_the_job_waits_or_transfers_data() {
-    let tail = || made(200).cores(|second| if second < 120 { 2.0 } else { 0.001 });
+    let tail = || made(200).computing(|second| if second < 120 { 2.0 } else { 0.001 });
     let later = |share: f64| move |second: i32| if second < 120 { 0.0 } else { share };
     assert_eq!(reported(&tail().rate(column::PRESSURE_MEMORY, later(0.9))), "compute 120, light work 80");
     assert_eq!(reported(&tail().rate(column::DELAY_MEMORY, later(0.9))), "compute 120, light work 80");
@@ -43,6 +43,39 @@ fn a_quiet_cpu_is_not_idle_while_the_job_waits_or_transfers_data() {
     assert_eq!(reported(&network(1e6)), "compute 120, light work 80");
     assert_eq!(reported(&network(1e3)), "compute 120, idle tail 80", "heartbeats");
     assert_eq!(reported(&tail().rate(column::PRESSURE_MEMORY, |_| 0.0)), "compute 120, idle tail 80");
+}
+
+#[test]
+fn a_quiet_cpu_is_not_idle_where_waiting_for_storage_is_not_known() {
+    let tail = || made(200).cores(|second| if second < 120 { 2.0 } else { 0.001 });
+    assert_eq!(reported(&tail()), "compute 120, unknown 80");
+    assert_eq!(profile_of(&tail()).unwrap().idle_tail_s(), None, "and there is no idle tail to speak of");
+    let moves = |bytes: f64| tail().rate(column::READ, move |_| bytes).rate(column::WRITTEN, |_| 0.0);
+    assert_eq!(reported(&moves(0.0)), "compute 120, idle tail 80", "it is known that nothing moved");
+    assert_eq!(reported(&tail().rate(column::DELAY_IO, |_| 0.0)), "compute 120, idle tail 80");
+}
+
+#[test]
+fn a_slow_copy_is_not_idle() {
+    let tail = || made(200).computing(|second| if second < 120 { 2.0 } else { 0.01 });
+    let later = |bytes: f64| move |second: i32| if second < 120 { 0.0 } else { bytes };
+    let copy = |bytes: f64| tail().rate(column::READ, later(bytes)).rate(column::WRITTEN, later(bytes));
+    assert_eq!(reported(&copy(2e5)), "compute 120, light work 80", "200 kB/s, without waiting");
+    assert_eq!(reported(&copy(1e3)), "compute 120, idle tail 80", "a log");
+    let calls = tail().rate(column::READ_CALL, later(2e5)).rate(column::WRITE_CALL, later(2e5));
+    assert_eq!(reported(&calls), "compute 120, light work 80", "from the page cache to a socket");
+}
+
+#[test]
+fn cores_that_were_used_for_a_while_are_known_whenever_that_was() {
+    let of = |seconds: i32, cores: fn(i32) -> f64| {
+        let made = made(seconds).cores(cores);
+        profile_of(&made).unwrap().cores_sustained().unwrap().round()
+    };
+    assert_eq!(of(12_000, |second| if second < 600 { 16.0 } else { 0.6 }), 16.0, "in the warm-up");
+    assert_eq!(of(12_000, |second| if second < 200 { 16.0 } else { 1.0 }), 1.0, "for three minutes of 200");
+    assert_eq!(of(600, |second| if second < 40 { 16.0 } else { 1.0 }), 16.0, "for 40 s of ten minutes");
+    assert_eq!(of(7200, |second| if second % 20 == 0 { 4.0 } else { 1.0 }), 4.0, "now and then");
 }
 
 #[test]

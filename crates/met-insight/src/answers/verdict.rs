@@ -7,6 +7,9 @@ use met_core::units;
 use super::{Bottleneck, Job, Limit};
 use crate::average;
 
+/// Of a memory limit that counts as reached: the kernel kills before the last page is charged.
+const AT_LIMIT: f64 = 0.9;
+
 pub fn verdict(job: &Job<'_>, bottleneck: Option<&Bottleneck>) -> String {
     let record = job.record;
     let wall = average::wall_ns(record, job.now_ns).map(|ns| units::duration_long(ns as f64 / 1e9));
@@ -47,6 +50,13 @@ fn at_memory(job: &Job<'_>) -> String {
     let needed = job.record.totals.get(column::MEMORY_NEEDED_PEAK);
     let limit = job.record.allocated.memory_bytes.or(job.record.requested.memory_bytes);
     let limit = limit.or(job.record.local.as_ref().and_then(|local| local.memory_limit).map(|it| it.bytes));
+    // Samples miss what grows until it is killed; the kernel keeps the peak of all that was charged.
+    let charged = job.record.totals.get(column::MEMORY_PEAK);
+    if let Some(limit) =
+        limit.filter(|&limit| charged.is_some_and(|peak| peak as f64 >= AT_LIMIT * limit as f64))
+    {
+        return format!(": at its limit of {}", units::bytes(limit as f64));
+    }
     match (needed, limit) {
         (Some(needed), Some(limit)) => {
             format!(": at least {} of {}", units::bytes(needed as f64), units::bytes(limit as f64))
@@ -58,6 +68,8 @@ fn at_memory(job: &Job<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use met_core::job::QualityKind;
+
     use super::super::bottleneck;
     use super::*;
     use crate::report::Machine;
@@ -80,6 +92,8 @@ mod tests {
         killed.record.state = State::OutOfMemory;
         killed.record.allocated.memory_bytes = Some(1 << 30);
         assert_eq!(reported(&killed), "out of memory after 1m40s: at least 1.00 GiB of 1.00 GiB");
+        killed.record.totals.set(column::MEMORY_PEAK, (1 << 30) - 8192, QualityKind::Measured, "cgroup");
+        assert_eq!(reported(&killed), "out of memory after 1m40s: at its limit of 1.00 GiB");
         let mut pending = made(1);
         pending.record.state = State::Pending;
         assert_eq!(reported(&pending), "waits in the queue");

@@ -3,7 +3,8 @@
 use met_core::job::{QualityKind, State};
 use met_core::job_table as column;
 
-use super::condition::Dim;
+use super::condition::{Dim, Stat};
+use super::evaluate::Subject;
 use super::outlook::{self, Needs, Possible};
 use super::user::UserSum;
 use crate::answers::{self, Job, directives, imbalance};
@@ -224,7 +225,21 @@ pub static FIELDS: &[Field] = &[
         Measure::Cores,
         "cores busy, exceeded for 5 % of the time",
         sampled(column::CPU),
-        |job| super::evaluate::of_samples(job, super::condition::Stat::P95, column::CPU),
+        |job| super::evaluate::of_samples(job, Stat::P95, column::CPU),
+    ),
+    later(
+        "cores_sustained",
+        Measure::Cores,
+        "cores busy at least for 5 minutes in all, or 5 % of a shorter job; the warm-up counts",
+        sampled(column::CPU),
+        |job| Some(Fact::sampled(job.profile()?.cores_sustained()?, job.coverage(column::CPU)?)),
+    ),
+    later(
+        "storage_wait",
+        Measure::Share,
+        "time in which it waited for storage: by pressure, or else by delays of its threads",
+        STORAGE_WAIT,
+        storage_wait,
     ),
     later(
         "serial_share",
@@ -359,7 +374,7 @@ pub static FIELDS: &[Field] = &[
     user(
         "core_time_known",
         Measure::Seconds,
-        "core-seconds held by jobs whose use is known, without those beside GPUs or for their memory",
+        "core-seconds held by jobs whose use is known, without those beside GPUs, for their memory, on exclusive nodes or waiting for storage",
         |user| Some(Fact::measured(user.core_seconds_known)),
     ),
     user("cpu_time", Measure::Seconds, "CPU time of the user's jobs that were measured", |user| {
@@ -434,6 +449,8 @@ const NODE_GPUS: (Needs, Outlook) = (Needs::NEIGHBOURS, |job, _| match job.besid
     Some(_) => Possible::exactly(node_gpus(job).map(|fact| fact.value)),
     None => Possible::within(0.0, f64::INFINITY),
 });
+const STORAGE_WAIT: (Needs, Outlook) =
+    (Needs::if_sampled(&[column::PRESSURE_IO, column::DELAY_IO]), |_, _| Possible::within(0.0, 1.0));
 const IDLE_TAIL: (Needs, Outlook) = (Needs::samples(answers::PHASE_COLUMNS), |job, _| {
     let span_ms = answers::span_of(job.record, job.now_ns);
     Possible::within(0.0, span_ms.map_or(0.0, |(begin_ms, end_ms)| (end_ms - begin_ms) as f64 / 1e3))
@@ -460,13 +477,21 @@ fn cores(job: &Job<'_>) -> Option<Fact> {
     if !job.is_whole() {
         return None;
     }
-    if let Some(sampled) = super::evaluate::of_samples(job, super::condition::Stat::Mean, column::CPU) {
+    if let Some(sampled) = super::evaluate::of_samples(job, Stat::Mean, column::CPU) {
         return Some(sampled);
     }
     let figure = job.record.totals.figure(column::CPU)?;
     let coverage = if figure.kind == QualityKind::LowerBound { 0.0 } else { 1.0 };
     let value = average::cores(job.record, job.now_ns)?;
     Some(Fact { value, quality: figure.kind, coverage: Some(coverage) })
+}
+
+/// Samples leave out the warm-up; the totals of several nodes are sums.
+fn storage_wait(job: &Job<'_>) -> Option<Fact> {
+    let nodes = job.record.nodes.len().max(1) as f64;
+    let rate = |index: usize| Subject::Job(job).metric(Stat::Rate, index);
+    let fact = rate(column::PRESSURE_IO).or_else(|| rate(column::DELAY_IO))?;
+    Some(Fact { value: (fact.value / nodes).min(1.0), ..fact })
 }
 
 fn memory_needed(job: &Job<'_>) -> Option<Fact> {

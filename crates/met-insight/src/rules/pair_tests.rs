@@ -59,8 +59,14 @@ const PAIRS: &[Pair] = &[
     ("cores_per_gpu", loading_on_32_cores, 0.03, 0.2, 0.0),
     ("cores_per_gpu", quota_beside_a_gpu, 0.19, 0.21, 0.0),
     ("cores_per_gpu", waiting_beside_a_gpu, 1.9, 2.1, 0.0),
+    ("cores_per_gpu", storage_beside_a_gpu, 0.19, 0.21, 0.0),
+    ("cores_per_gpu", seconds_of_all_beside_a_gpu, 290.0, 310.0, 0.0),
     ("serial_on_many", busy_of_16, 1.05, 1.15, 0.5),
+    ("serial_on_many", storage_of_one_core, 0.19, 0.21, 0.0),
+    ("serial_on_many", seconds_of_all_cores, 290.0, 310.0, 0.0),
     ("cpu_low", busy_of_16, 6.3, 6.5, 0.1),
+    ("cpu_low", storage_of_three_cores, 0.19, 0.21, 0.0),
+    ("cpu_low", cores_for_six_minutes, 12.7, 12.9, 2.0),
     ("oversubscribed", waiting_threads, 2.1, 1.9, 100.0),
     ("throttled", throttled, 0.21, 0.19, 0.95),
     ("memory_excess", needed_of_64_gib, 26.0, 27.0, 0.1),
@@ -75,6 +81,7 @@ const PAIRS: &[Pair] = &[
     ("kernel_calls", kernel_share, 0.51, 0.49, 1.0),
     ("many_children", children, 51.0, 49.0, 5000.0),
     ("node_imbalance", second_node, 0.39, 0.41, 0.0),
+    ("node_imbalance", storage_of_two_nodes, 0.19, 0.21, 0.0),
     ("cpu_hog_on_gpu_node", pressure_of_others, 0.11, 0.09, 1.0),
     ("crowds_others", cores_of_a_shared_machine, 40.0, 38.0, 64.0),
     ("crowds_others", times_its_share, 2.1, 1.9, 2.6),
@@ -90,7 +97,7 @@ fn job(made: Made) -> Case {
 }
 
 fn out_of_memory(kills: f64) -> Case {
-    let mut made = given(made(30).cores(|_| 1.0), 1);
+    let mut made = given(made(30).computing(|_| 1.0), 1);
     made.record.totals.set(column::OOM_KILLS, kills as i64, QualityKind::Measured, "cgroup");
     job(made)
 }
@@ -106,7 +113,7 @@ fn second_gpu_use(used: f64) -> Case {
 
 /// A GPU beside eight cores.
 fn cores_and_gpu_use(cores: f64, used: f64) -> Case {
-    let mut made = given(made(2 * HOUR).cores(move |_| cores), 8);
+    let mut made = given(made(2 * HOUR).computing(move |_| cores), 8);
     (made.record.allocated.gpus, made.record.gpus) = (Some(1), vec![gpu(Some(used), 2 * HOUR)]);
     job(made)
 }
@@ -156,7 +163,42 @@ fn gpu_power(share: f64) -> Case {
 }
 
 fn busy_of_16(cores: f64) -> Case {
-    job(given(made(2 * HOUR).cores(move |_| cores), 16))
+    job(given(made(2 * HOUR).computing(move |_| cores), 16))
+}
+
+fn waiting_for_storage(cores: f64, share: f64) -> Made {
+    made(2 * HOUR).cores(move |_| cores).rate(column::PRESSURE_IO, move |_| share)
+}
+
+fn storage_of_one_core(share: f64) -> Case {
+    job(given(waiting_for_storage(0.9, share), 16))
+}
+
+fn storage_of_three_cores(share: f64) -> Case {
+    job(given(waiting_for_storage(3.0, share), 16))
+}
+
+fn storage_beside_a_gpu(share: f64) -> Case {
+    beside_a_gpu(waiting_for_storage(4.0, share), 32)
+}
+
+/// On all cores for so many seconds of its warm-up, then on few.
+fn burst(seconds: f64, all: f64, few: f64) -> Made {
+    made(12_000).computing(move |second| if f64::from(second) < seconds { all } else { few })
+}
+
+fn seconds_of_all_cores(seconds: f64) -> Case {
+    job(given(burst(seconds, 16.0, 0.9), 16))
+}
+
+fn cores_for_six_minutes(cores: f64) -> Case {
+    job(given(burst(360.0, cores, 2.0), 16))
+}
+
+fn seconds_of_all_beside_a_gpu(seconds: f64) -> Case {
+    let mut made = given(burst(seconds, 32.0, 4.0), 32);
+    (made.record.allocated.gpus, made.record.gpus) = (Some(1), vec![gpu(Some(0.9), 12_000)]);
+    Case::Job(Box::new(made), Around { node_gpus: Some(4), ..Around::default() })
 }
 
 fn waiting_threads(waiting: f64) -> Case {
@@ -165,11 +207,11 @@ fn waiting_threads(waiting: f64) -> Case {
 
 fn throttled(share: f64) -> Case {
     let taken = 0.8 * share / (1.0 - share);
-    job(made(90).cores(|_| 0.8).rate(column::THROTTLED, move |_| taken))
+    job(made(90).computing(|_| 0.8).rate(column::THROTTLED, move |_| taken))
 }
 
 fn needed_of_64_gib(gib: f64) -> Case {
-    let mut made = given(made(HOUR).cores(|_| 4.0), 4);
+    let mut made = given(made(HOUR).computing(|_| 4.0), 4);
     made = made.level(column::MEMORY_NEEDED, move |_| gib * GIB as f64);
     made.record.allocated.memory_bytes = Some(64 * GIB);
     made.record.totals.set(column::OOM_KILLS, 0, QualityKind::Measured, "cgroup");
@@ -177,16 +219,16 @@ fn needed_of_64_gib(gib: f64) -> Case {
 }
 
 fn memory_pressure(share: f64) -> Case {
-    job(made(HOUR).cores(|_| 0.5).rate(column::PRESSURE_MEMORY, move |_| share))
+    job(made(HOUR).computing(|_| 0.5).rate(column::PRESSURE_MEMORY, move |_| share))
 }
 
 fn growth_gib(gib: f64) -> Case {
     let level = move |second: i32| (1.0 + gib * f64::from(second) / f64::from(2 * HOUR)) * GIB as f64;
-    job(made(2 * HOUR).cores(|_| 1.0).level(column::MEMORY_NEEDED, level))
+    job(made(2 * HOUR).computing(|_| 1.0).level(column::MEMORY_NEEDED, level))
 }
 
 fn limit_in_runs(times: f64) -> Case {
-    let mut made = given(made(HOUR).cores(|_| 1.0), 1);
+    let mut made = given(made(HOUR).computing(|_| 1.0), 1);
     made.record.requested.time_limit_ns = Some((times * 3.6e12) as i64);
     let earlier = vec![made.record.clone(), made.record.clone()];
     Case::Job(Box::new(made), Around { earlier, ..Around::default() })
@@ -194,12 +236,12 @@ fn limit_in_runs(times: f64) -> Case {
 
 fn idle_share_at_the_end(share: f64) -> Case {
     let begin = (f64::from(3 * HOUR) * (1.0 - share)) as i32;
-    job(given(made(3 * HOUR).cores(move |second| if second < begin { 8.0 } else { 0.0 }), 8))
+    job(given(made(3 * HOUR).computing(move |second| if second < begin { 8.0 } else { 0.0 }), 8))
 }
 
 fn idle_hours_while_running(hours: f64) -> Case {
     let begin = 5 * HOUR - (hours * f64::from(HOUR)) as i32;
-    let mut made = given(made(5 * HOUR).cores(move |second| if second < begin { 8.0 } else { 0.0 }), 8);
+    let mut made = given(made(5 * HOUR).computing(move |second| if second < begin { 8.0 } else { 0.0 }), 8);
     made.record.state = State::Running;
     job(made)
 }
@@ -207,7 +249,7 @@ fn idle_hours_while_running(hours: f64) -> Case {
 /// Of nine processes some are left, and nothing runs in the last hours.
 fn left_behind(hours: f64, count: f64) -> Case {
     let begin = 5 * HOUR - (hours * f64::from(HOUR)) as i32;
-    let made = made(5 * HOUR).cores(move |second| if second < begin { 8.0 } else { 0.0 });
+    let made = made(5 * HOUR).computing(move |second| if second < begin { 8.0 } else { 0.0 });
     let running = move |second: i32| if second < begin { 9.0 } else { count };
     let mut made = given(made.level(column::PROCESSES_RUNNING, running), 8);
     made.record.state = State::Running;
@@ -224,7 +266,7 @@ fn few_processes_idle_hours(hours: f64) -> Case {
 }
 
 fn kernel_share(share: f64) -> Case {
-    let mut made = made(HOUR).cores(|_| 1.0).rate(column::CPU_SYSTEM, move |_| share);
+    let mut made = made(HOUR).computing(|_| 1.0).rate(column::CPU_SYSTEM, move |_| share);
     for index in [column::READ_CALLS, column::WRITE_CALLS, column::READ_CALL, column::WRITE_CALL] {
         made = made.rate(index, |_| 10.0);
     }
@@ -242,22 +284,22 @@ fn beside_a_gpu(made: Made, cpus: i64) -> Case {
 }
 
 fn cores_beside_a_gpu(cpus: f64) -> Case {
-    beside_a_gpu(made(2 * HOUR).cores(|_| 4.0), cpus as i64)
+    beside_a_gpu(made(2 * HOUR).computing(|_| 4.0), cpus as i64)
 }
 
 /// A data loader that needs all its cores for this share of every 100 seconds.
 fn loading_on_32_cores(share: f64) -> Case {
     let loads = move |second: i32| f64::from(second % 100) < 100.0 * share;
-    beside_a_gpu(made(2 * HOUR).cores(move |second| if loads(second) { 32.0 } else { 2.0 }), 32)
+    beside_a_gpu(made(2 * HOUR).computing(move |second| if loads(second) { 32.0 } else { 2.0 }), 32)
 }
 
 fn quota_beside_a_gpu(share: f64) -> Case {
     let taken = 4.0 * share / (1.0 - share);
-    beside_a_gpu(made(2 * HOUR).cores(|_| 4.0).rate(column::THROTTLED, move |_| taken), 32)
+    beside_a_gpu(made(2 * HOUR).computing(|_| 4.0).rate(column::THROTTLED, move |_| taken), 32)
 }
 
 fn waiting_beside_a_gpu(waiting: f64) -> Case {
-    beside_a_gpu(made(2 * HOUR).cores(|_| 4.0).rate(column::RUN_QUEUE_WAIT, move |_| waiting), 32)
+    beside_a_gpu(made(2 * HOUR).computing(|_| 4.0).rate(column::RUN_QUEUE_WAIT, move |_| waiting), 32)
 }
 
 /// Beside a job that waited for a CPU.
@@ -267,31 +309,31 @@ fn beside_another(made: Made, others: f64) -> Case {
 }
 
 fn cores_of_a_shared_machine(cores: f64) -> Case {
-    beside_another(made(2 * HOUR).cores(move |_| cores), 24.0)
+    beside_another(made(2 * HOUR).computing(move |_| cores), 24.0)
 }
 
 /// Both threads of each core that it was given are not more than it was given.
 fn times_its_share(times: f64) -> Case {
-    beside_another(given(made(2 * HOUR).cores(move |_| 20.0 * times), 20), 24.0)
+    beside_another(given(made(2 * HOUR).computing(move |_| 20.0 * times), 20), 24.0)
 }
 
 /// What others used of 64 cores, of which it used 36 instead of 16: CPUs were idle, or not.
 fn cores_of_the_others(others: f64) -> Case {
-    beside_another(given(made(2 * HOUR).cores(|_| 36.0), 16), others)
+    beside_another(given(made(2 * HOUR).computing(|_| 36.0), 16), others)
 }
 
 fn calls(per_second: f64) -> Case {
-    let made = made(HOUR).cores(|_| 1.0);
+    let made = made(HOUR).computing(|_| 1.0);
     let made = made.rate(column::READ_CALLS, move |_| per_second).rate(column::WRITE_CALLS, |_| 0.0);
     job(made.rate(column::READ_CALL, |_| 1e5).rate(column::WRITE_CALL, |_| 0.0))
 }
 
 fn children(per_second: f64) -> Case {
-    job(made(HOUR).cores(|_| 1.0).rate(column::PROCESSES, move |_| per_second))
+    job(made(HOUR).computing(|_| 1.0).rate(column::PROCESSES, move |_| per_second))
 }
 
 fn second_node(work: f64) -> Case {
-    let mut made = given(made(2 * HOUR).cores(move |_| 16.0 * (1.0 + work)), 64);
+    let mut made = given(made(2 * HOUR).computing(move |_| 16.0 * (1.0 + work)), 64);
     made.record.allocated.nodes = Some(2);
     made.record.nodes = vec!["n1".to_owned(), "n2".to_owned()];
     let part = |node: &str, cores: f64| {
@@ -304,8 +346,15 @@ fn second_node(work: f64) -> Case {
     job(made)
 }
 
+/// A fifth of the work on the second node, both waiting for storage for this share of the time.
+fn storage_of_two_nodes(share: f64) -> Case {
+    let Case::Job(made, around) = second_node(0.2) else { unreachable!("one job") };
+    let made = made.rate(column::PRESSURE_IO, move |_| 2.0 * share);
+    Case::Job(Box::new(made), around)
+}
+
 fn pressure_of_others(share: f64) -> Case {
-    let made = given(made(2 * HOUR).cores(|_| 60.0), 60);
+    let made = given(made(2 * HOUR).computing(|_| 60.0), 60);
     Case::Job(Box::new(made), Around { node_gpus: Some(4), pressure: Some(share), ..Around::default() })
 }
 
@@ -329,12 +378,12 @@ fn ten_hours(made: Made) -> Made {
 }
 
 fn tiny_jobs(count: f64) -> Case {
-    let tiny = |id| of_user("alice", id, given(made(30).cores(|_| 1.0), 1));
+    let tiny = |id| of_user("alice", id, given(made(30).computing(|_| 1.0), 1));
     Case::Users((0..count as usize).map(tiny).collect())
 }
 
 fn use_of_a_week(share: f64) -> Case {
-    Case::Users(vec![of_user("alice", 1, ten_hours(given(made(600).cores(move |_| 64.0 * share), 64)))])
+    Case::Users(vec![of_user("alice", 1, ten_hours(given(made(600).computing(move |_| 64.0 * share), 64)))])
 }
 
 fn gpu_use_of_a_week(share: f64) -> Case {
@@ -344,7 +393,7 @@ fn gpu_use_of_a_week(share: f64) -> Case {
 
 fn cpu_time_of_all(share: f64) -> Case {
     let of = |user, id, share: f64| {
-        let made = made(600).cores(move |_| 64.0 * share).rate(column::PRESSURE_CPU, |_| 0.5);
+        let made = made(600).computing(move |_| 64.0 * share).rate(column::PRESSURE_CPU, |_| 0.5);
         of_user(user, id, ten_hours(given(made, 64)))
     };
     Case::Users(vec![of("alice", 1, share), of("bob", 2, 1.0 - share)])
@@ -634,7 +683,7 @@ fn an_element_of_an_array_is_judged_by_its_own_use() {
     let used = [16.0, 16.0, 1.0, 16.0, 15.0, 4.0, 16.0, 14.0];
     let mut month = Month::default();
     for (index, cores) in used.into_iter().enumerate() {
-        let made = made(2 * HOUR).cores(move |_| cores);
+        let made = made(2 * HOUR).computing(move |_| cores);
         let mut made = given(made, 16).level(column::MEMORY_NEEDED, |_| 40.0 * GIB as f64);
         made.record.allocated.memory_bytes = Some(64 * GIB);
         made.record.totals.set(column::OOM_KILLS, 0, QualityKind::Measured, "cgroup");

@@ -62,7 +62,7 @@ pub(super) fn gpu(used: Option<f64>, held_s: i32) -> GpuUse {
 }
 
 pub(super) fn with_gpus(seconds: i32, gpus: Vec<GpuUse>) -> Made {
-    let mut made = given(made(seconds).cores(|_| 0.5), 1);
+    let mut made = given(made(seconds).computing(|_| 0.5), 1);
     made.record.allocated.gpus = Some(gpus.len() as i64);
     made.record.gpus = gpus;
     made
@@ -89,14 +89,15 @@ fn an_hour_of_a_gpu_weighs_the_same_everywhere() {
 
 #[test]
 fn a_finding_has_its_numbers_its_remedy_and_its_saving() {
-    let serial = given(made(2 * HOUR).cores(|_| 1.0), 16);
+    let serial = given(made(2 * HOUR).computing(|_| 1.0), 16);
     let found = found_of(&serial);
     assert_eq!(found.len(), 1, "the general rule is silent beside the special one: {found:?}");
     assert_eq!((found[0].rule.as_str(), found[0].severity), ("serial_on_many", Severity::High));
     assert_eq!(found[0].what, "it computed on one of the 16 cores that it held");
     assert_eq!(found[0].saving.core_hours, Some(30.0));
     let why: Vec<&str> = found[0].why.iter().map(|evidence| evidence.name).collect();
-    assert_eq!(why, ["cpus", "nodes", "cores", "cores_p95", "gpus", "wall"]);
+    let numbers = ["cpus", "nodes", "cores", "cores_p95", "gpus", "storage_wait", "cores_sustained", "wall"];
+    assert_eq!(why, numbers);
     assert!(found[0].coverage > 0.99);
     let json = finding::object(&found[0]);
     assert_eq!(json["saving"], serde_json::json!({"core_hours": 30.0}));
@@ -105,7 +106,7 @@ fn a_finding_has_its_numbers_its_remedy_and_its_saving() {
 
 /// A plain `met run`: no scheduler gave it anything.
 pub(super) fn plain(usable: Option<u32>, cores: f64, waiting: f64) -> Made {
-    let mut made = made(2 * HOUR).cores(move |_| cores).rate(column::RUN_QUEUE_WAIT, move |_| waiting);
+    let mut made = made(2 * HOUR).computing(move |_| cores).rate(column::RUN_QUEUE_WAIT, move |_| waiting);
     let local = met_core::job::Local::new("", met_core::job::Origin::Run, "/");
     made.record.local = Some(met_core::job::Local { cpus_usable: usable, ..local });
     made
@@ -139,7 +140,7 @@ fn who_was_given_no_cpus_can_have_too_many_threads_and_leaves_none_unused() {
 fn samples_are_read_of_jobs_that_a_rule_may_speak_of() {
     let nothing = Needs::default();
     let needs_of = |made: &Made| Needs { columns: Columns::NONE, ..needs_of(made) };
-    let busy = |seconds: i32, cpus: i64| given(made(seconds).cores(move |_| cpus as f64), cpus);
+    let busy = |seconds: i32, cpus: i64| given(made(seconds).computing(move |_| cpus as f64), cpus);
     assert_eq!(needs_of(&busy(599, 64)), nothing, "too short for every rule");
     assert_eq!(needs_of(&busy(700, 4)), nothing, "nothing to save");
     assert_eq!(needs_of(&busy(2 * HOUR, 16)), Needs::samples(&[]), "its cores may have been idle in the end");
@@ -173,7 +174,7 @@ fn other_jobs_on_its_node_are_looked_for_where_a_rule_asks_for_them() {
         let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns());
         ask_neighbours(Rules::built_in(), &job)
     };
-    let used = |cores: f64, cpus: i64| given(made(2 * HOUR).cores(move |_| cores), cpus);
+    let used = |cores: f64, cpus: i64| given(made(2 * HOUR).computing(move |_| cores), cpus);
     assert!(asks(&used(60.0, 60)), "its node may have GPUs");
     assert!(asks(&used(4.0, 1)), "it used more than it was given");
     assert!(!asks(&used(2.0, 2)), "it took nothing from others");
@@ -194,7 +195,7 @@ proptest! {
     ) {
         let half = seconds / 2;
         let mut made = made(seconds)
-            .cores(move |second_of| if second_of < half { first } else { second })
+            .computing(move |second_of| if second_of < half { first } else { second })
             .rate(column::RUN_QUEUE_WAIT, move |_| waiting)
             .rate(column::PRESSURE_MEMORY, move |_| pressure)
             .rate(column::READ_CALLS, move |_| calls)
@@ -221,12 +222,12 @@ proptest! {
 #[test]
 fn nothing_is_said_below_a_gate() {
     let cores = |_: i32| 1.0;
-    assert_eq!(names(&given(made(599).cores(cores), 64)), none(), "shorter than ten minutes");
-    assert_eq!(names(&given(made(650).cores(cores), 4)), none(), "half a core-hour");
-    assert_eq!(names(&given(made(650).cores(cores), 16)), ["serial_on_many"]);
-    let gap = given(made(2 * HOUR).cores(cores), 16).without(3000..4000);
+    assert_eq!(names(&given(made(599).computing(cores), 64)), none(), "shorter than ten minutes");
+    assert_eq!(names(&given(made(650).computing(cores), 4)), none(), "half a core-hour");
+    assert_eq!(names(&given(made(650).computing(cores), 16)), ["serial_on_many"]);
+    let gap = given(made(2 * HOUR).computing(cores), 16).without(3000..4000);
     assert_eq!(names(&gap), none(), "86 % are covered");
-    let mut bound = given(made(2 * HOUR).cores(cores), 16);
+    let mut bound = given(made(2 * HOUR).computing(cores), 16);
     bound.record.totals.set(column::CPU, 7200 * 1_000_000_000, QualityKind::LowerBound, "cgroup");
     let job = Job::new(&bound.record, Machine { cpus: Some(64) }, bound.now_ns());
     assert_eq!(findings(Rules::built_in(), &job), [], "without samples a lower bound covers nothing");
@@ -235,7 +236,7 @@ fn nothing_is_said_below_a_gate() {
 #[test]
 fn without_exit_records_the_rate_of_processes_is_a_lower_bound() {
     let reported = |rate: f64, kind: QualityKind, when: &str| {
-        let mut made = made(HOUR).cores(|_| 1.0).rate(column::PROCESSES, move |_| rate);
+        let mut made = made(HOUR).computing(|_| 1.0).rate(column::PROCESSES, move |_| rate);
         let seen = made.record.totals.get(column::PROCESSES).unwrap();
         made.record.totals.set(column::PROCESSES, seen, kind, "/proc");
         let yaml = format!(
@@ -267,7 +268,7 @@ fn without_exit_records_the_rate_of_processes_is_a_lower_bound() {
 #[test]
 fn a_warm_up_is_left_out() {
     // Loading for nine minutes on one core, then busy on all.
-    let slow_start = given(made(3 * HOUR).cores(|second| if second < 500 { 0.5 } else { 8.0 }), 8);
+    let slow_start = given(made(3 * HOUR).computing(|second| if second < 500 { 0.5 } else { 8.0 }), 8);
     assert_eq!(names(&slow_start), none());
     let job = Job::new(&slow_start.record, Machine { cpus: Some(64) }, slow_start.now_ns());
     let job = job.sampled(slow_start.samples());
@@ -278,7 +279,7 @@ fn a_warm_up_is_left_out() {
 
 #[test]
 fn an_explanation_shows_what_was_asked_and_why_it_is_silent() {
-    let short = given(made(300).cores(|_| 1.0), 64);
+    let short = given(made(300).computing(|_| 1.0), 64);
     let job = Job::new(&short.record, Machine { cpus: Some(64) }, short.now_ns()).sampled(short.samples());
     let explanation = explain(Rules::built_in().get("cpu_low").unwrap(), &job);
     assert_eq!(explanation.finding, None);
@@ -313,7 +314,7 @@ fn corrupt_or_missing_gpu_data_is_no_idle_gpu() {
 #[test]
 fn few_cores_beside_a_gpu_of_unknown_use_are_not_blamed() {
     let beside = |cores: fn(i32) -> f64, gpu: GpuUse| {
-        let mut made = given(made(3 * HOUR).cores(cores), 16);
+        let mut made = given(made(3 * HOUR).computing(cores), 16);
         (made.record.allocated.gpus, made.record.gpus) = (Some(1), vec![gpu]);
         made
     };
@@ -389,7 +390,7 @@ fn a_part_of_a_gpu_is_judged_by_itself() {
 #[test]
 fn a_whole_node_is_not_advised_to_save_memory() {
     let memory = |cpus: i64| {
-        let mut made = given(made(HOUR).cores(move |_| cpus as f64), cpus);
+        let mut made = given(made(HOUR).computing(move |_| cpus as f64), cpus);
         made = made.level(column::MEMORY_NEEDED, |_| 2.0 * GIB as f64);
         made.record.allocated.memory_bytes = Some(64 * GIB);
         made.record.totals.set(column::OOM_KILLS, 0, QualityKind::Measured, "cgroup");
@@ -403,7 +404,7 @@ fn a_whole_node_is_not_advised_to_save_memory() {
 #[test]
 fn a_job_that_took_its_node_whole_is_not_advised_to_save_memory() {
     let memory = |exclusive: Option<bool>| {
-        let mut made = given(made(HOUR).cores(|_| 4.0), 4);
+        let mut made = given(made(HOUR).computing(|_| 4.0), 4);
         made = made.level(column::MEMORY_NEEDED, |_| 2.0 * GIB as f64);
         made.record.allocated.memory_bytes = Some(64 * GIB);
         made.record.totals.set(column::OOM_KILLS, 0, QualityKind::Measured, "cgroup");
@@ -429,8 +430,120 @@ fn a_job_that_took_its_node_whole_is_not_advised_to_save_memory() {
 }
 
 #[test]
+fn a_job_that_took_its_node_whole_is_not_advised_to_hold_fewer_cores() {
+    let of = |cores: fn(i32) -> f64, exclusive: Option<bool>| {
+        let mut made = given(made(3 * HOUR).computing(cores), 16);
+        made.record.scheduling.exclusive = exclusive;
+        (made.record.requested.tasks, made.record.requested.cpus) = (Some(1), Some(16));
+        let peak = (cores(0) * 1e3) as i64;
+        made.record.totals.set(column::CORES_PEAK, peak, QualityKind::Sampled, "cgroup");
+        made
+    };
+    let requests = |made: &Made| {
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).sampled(made.samples());
+        crate::answers::directives::directives(&job).iter().filter(|it| it.resource == "cpus").count()
+    };
+    for (cores, rule) in [((|_| 1.0) as fn(i32) -> f64, "serial_on_many"), (|_| 4.0, "cpu_low")] {
+        for shared in [of(cores, None), of(cores, Some(false))] {
+            assert_eq!((names(&shared), requests(&shared)), (vec![rule.to_owned()], 1));
+        }
+        let whole = of(cores, Some(true));
+        assert_eq!((names(&whole), requests(&whole)), (none(), 0), "{rule}");
+    }
+    let quiet_end = |second: i32| if second < HOUR { 16.0 } else { 0.0 };
+    assert_eq!(names(&of(quiet_end, Some(true))), ["idle_tail"], "a shorter time frees the node");
+    let mut gpu_idle = with_gpus(HOUR, vec![gpu(Some(0.0), HOUR)]);
+    gpu_idle.record.scheduling.exclusive = Some(true);
+    assert_eq!(names(&gpu_idle), ["gpu_idle"], "a node without GPUs would do");
+    let mut beside = with_gpus(2 * HOUR, vec![gpu(Some(0.9), 2 * HOUR)]);
+    beside.record.allocated.cpus = Some(32);
+    let of_four = |made: &Made| {
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).beside(near(None));
+        findings(Rules::built_in(), &job.sampled(made.samples())).len()
+    };
+    assert_eq!(of_four(&beside), 1, "32 of 64 cores beside one of four GPUs");
+    beside.record.scheduling.exclusive = Some(true);
+    assert_eq!(of_four(&beside), 0);
+}
+
+/// The job of an adversary: 16 cores for ten minutes, all of them within the warm-up, then a core that waits for storage.
+fn burst_then(waits: f64, cores_after: f64) -> Made {
+    let made = made(12_000).cores(move |second| if second < 600 { 16.0 } else { cores_after });
+    given(made.rate(column::PRESSURE_IO, move |second| if second < 600 { 0.0 } else { waits }), 16)
+}
+
+#[test]
+fn a_job_that_waits_for_storage_is_not_told_to_hold_fewer_cores() {
+    let waits = |cores: f64, share: f64| {
+        given(made(2 * HOUR).cores(move |_| cores).rate(column::PRESSURE_IO, move |_| share), 16)
+    };
+    assert_eq!(names(&waits(0.9, 0.1)), ["serial_on_many"]);
+    assert_eq!(names(&waits(0.9, 0.5)), none());
+    assert_eq!(names(&waits(3.0, 0.1)), ["cpu_low"]);
+    assert_eq!(names(&waits(3.0, 0.5)), none());
+    let delays = |share: f64| given(made(2 * HOUR).cores(|_| 3.0).rate(column::DELAY_IO, move |_| share), 16);
+    assert_eq!(names(&delays(0.1)), ["cpu_low"]);
+    assert_eq!(names(&delays(8.0)), none(), "eight threads waited, where there is no pressure");
+}
+
+#[test]
+fn a_job_whose_waiting_is_not_known_is_judged_by_the_bytes_it_moved() {
+    let moves = |bytes: f64| {
+        let made = made(2 * HOUR).cores(|_| 3.0).rate(column::READ, move |_| bytes);
+        given(made.rate(column::WRITTEN, |_| 0.0), 16)
+    };
+    assert_eq!(names(&moves(1e5)), ["cpu_low"]);
+    assert_eq!(names(&moves(1e7)), none(), "it may have waited for each of them");
+    assert_eq!(names(&given(made(2 * HOUR).cores(|_| 3.0), 16)), none(), "nothing is known of storage");
+}
+
+#[test]
+fn a_job_that_once_used_its_cores_is_not_serial() {
+    assert_eq!(names(&burst_then(0.8, 0.6)), none());
+    assert_eq!(names(&burst_then(0.0, 0.6)), none(), "it waited for nothing, and had used 16");
+    let job = burst_then(0.0, 0.6);
+    let job = Job::new(&job.record, Machine { cpus: Some(64) }, job.now_ns()).sampled(job.samples());
+    let steps = explain(Rules::built_in().get("serial_on_many").unwrap(), &job).steps;
+    let failed: Vec<&Step> = steps.iter().filter(|step| step.passed == Some(false)).collect();
+    assert!(failed[0].asked.ends_with("it used more cores for a while"), "{failed:?}");
+    let short = made(12_000).computing(|second| if second < 60 { 16.0 } else { 0.9 });
+    assert_eq!(names(&given(short, 16)), ["serial_on_many"], "a minute of three hours");
+    let half = made(12_000).computing(|second| if second < 600 { 8.0 } else { 0.6 });
+    assert_eq!(names(&given(half, 16)), ["cpu_low"], "half of its cores would have been enough");
+}
+
+#[test]
+fn the_verdict_on_a_burst_before_waiting_for_storage_is_storage() {
+    use crate::answers::{Limit, answers};
+    let limit = |made: &Made| {
+        let job = Job::new(&made.record, Machine { cpus: Some(64) }, made.now_ns()).sampled(made.samples());
+        answers(&job, Rules::built_in()).bottleneck.unwrap().limit
+    };
+    assert_eq!(limit(&burst_then(0.8, 0.6)), Limit::Io);
+    assert_eq!(limit(&burst_then(0.1, 0.95)), Limit::OneCore);
+}
+
+#[test]
+fn a_job_that_copies_slowly_in_the_end_has_no_idle_tail() {
+    let tail = |bytes: f64, waits: f64| {
+        let later = move |share: f64| move |second: i32| if second < HOUR { 0.0 } else { share };
+        let made = made(3 * HOUR).cores(|second| if second < HOUR { 16.0 } else { 0.01 });
+        let made = made.rate(column::PRESSURE_IO, later(waits)).rate(column::READ, later(bytes));
+        given(made.rate(column::WRITTEN, later(bytes)), 16)
+    };
+    assert_eq!(names(&tail(0.0, 0.0)), ["idle_tail"]);
+    assert_eq!(names(&tail(5e5, 0.0)), none(), "half a megabyte a second");
+    assert_eq!(names(&tail(0.0, 0.1)), none(), "it waits for storage now and then");
+    let mut running = tail(5e5, 0.0);
+    running.record.state = State::Running;
+    assert_eq!(names(&running), none(), "nor is it deadweight");
+    let unknown = given(made(3 * HOUR).cores(|second| if second < HOUR { 16.0 } else { 0.01 }), 16);
+    assert_eq!(names(&unknown), none(), "what it waited for is not known");
+}
+
+#[test]
 fn page_cache_is_no_memory_need() {
-    let mut made = given(made(HOUR).cores(|_| 4.0), 4);
+    let mut made = given(made(HOUR).computing(|_| 4.0), 4);
     made = made.level(column::MEMORY_NEEDED, |_| 30.0 * GIB as f64);
     made.record.allocated.memory_bytes = Some(64 * GIB);
     made.record.totals.set(column::OOM_KILLS, 0, QualityKind::Measured, "cgroup");
@@ -440,7 +553,7 @@ fn page_cache_is_no_memory_need() {
 
 #[test]
 fn one_node_of_several_is_not_judged_as_the_whole() {
-    let mut made = given(self::made(2 * HOUR).cores(|_| 16.0), 32);
+    let mut made = given(self::made(2 * HOUR).computing(|_| 16.0), 32);
     made.record.allocated.nodes = Some(2);
     made.record.nodes = vec!["n1".to_owned(), "n2".to_owned()];
     assert_eq!(names(&made), none(), "the other node was not measured");
@@ -449,7 +562,7 @@ fn one_node_of_several_is_not_judged_as_the_whole() {
     made.record.parts = ["n1", "n2"].map(|node| Part { node: node.to_owned(), ..Part::default() }).into();
     assert_eq!(names(&made), none(), "its steps are named, and were not measured");
     made.record.scheduling.cpu_ns = None;
-    let mut idle = given(self::made(8 * HOUR).cores(|second| if second < HOUR { 16.0 } else { 0.0 }), 64);
+    let mut idle = given(self::made(8 * HOUR).computing(|second| if second < HOUR { 16.0 } else { 0.0 }), 64);
     idle.record.allocated.nodes = Some(4);
     assert_eq!(names(&idle), none(), "one idle node of four is no idle tail of the job");
     let part = |node: &str, cpu_s: i64| {
@@ -464,7 +577,8 @@ fn one_node_of_several_is_not_judged_as_the_whole() {
 #[test]
 fn memory_of_several_tasks_is_that_of_their_node() {
     // Eight tasks of 4 GiB on one node: 32 GiB, and not 4 or 8 × 32.
-    let mut made = given(made(HOUR).cores(|_| 8.0), 8).level(column::MEMORY_NEEDED, |_| 32.0 * GIB as f64);
+    let mut made =
+        given(made(HOUR).computing(|_| 8.0), 8).level(column::MEMORY_NEEDED, |_| 32.0 * GIB as f64);
     made.record.allocated.memory_bytes = Some(40 * GIB);
     made.record.totals.set(column::OOM_KILLS, 0, QualityKind::Measured, "cgroup");
     let task = |index: usize| {
@@ -497,7 +611,7 @@ fn few_cores_beside_a_busy_gpu_are_fine() {
 #[test]
 fn a_job_on_an_idle_machine_does_not_hog_it() {
     let busy = |own_pressure: f64| {
-        let made = made(2 * HOUR).cores(|_| 60.0).rate(column::PRESSURE_CPU, move |_| own_pressure);
+        let made = made(2 * HOUR).computing(|_| 60.0).rate(column::PRESSURE_CPU, move |_| own_pressure);
         let mut made = given(made, 60);
         made.record.gpus = Vec::new();
         made
@@ -514,7 +628,7 @@ fn a_job_on_an_idle_machine_does_not_hog_it() {
 
 #[test]
 fn a_remedy_names_a_configured_system_that_fits() {
-    let made = made(2 * HOUR).cores(|_| 60.0).level(column::MEMORY_NEEDED, |_| 4.0 * GIB as f64);
+    let made = made(2 * HOUR).computing(|_| 60.0).level(column::MEMORY_NEEDED, |_| 4.0 * GIB as f64);
     let made = given(made, 60);
     let how = |cores: u64| {
         let fox = crate::scale::System {
@@ -533,8 +647,8 @@ fn a_remedy_names_a_configured_system_that_fits() {
 
 #[test]
 fn a_local_job_holds_nothing_and_is_not_blamed() {
-    assert_eq!(names(&made(5 * HOUR).cores(|_| 1.0)), none());
-    assert_eq!(names(&made(5 * HOUR).cores(|_| 0.0)), none());
+    assert_eq!(names(&made(5 * HOUR).computing(|_| 1.0)), none());
+    assert_eq!(names(&made(5 * HOUR).computing(|_| 0.0)), none());
 }
 
 #[test]
@@ -598,7 +712,7 @@ fn a_rule_that_could_never_speak_is_refused_with_its_line() {
 #[test]
 fn a_sum_of_small_jobs_is_seen() {
     let tiny = |index: usize| -> Record {
-        let mut record = given(made(30).cores(|_| 0.1), 4).record;
+        let mut record = given(made(30).computing(|_| 0.1), 4).record;
         (record.key.id, record.state) = (index.to_string(), State::Finished);
         record
     };
@@ -623,11 +737,11 @@ fn of_sums(jobs: &[Record]) -> Vec<String> {
 
 #[test]
 fn what_is_not_known_of_a_job_is_not_unused_in_a_sum() {
-    let mut part = given(made(10 * HOUR).cores(|_| 32.0), 128).record;
+    let mut part = given(made(10 * HOUR).computing(|_| 32.0), 128).record;
     assert_eq!(of_sums(std::slice::from_ref(&part)), ["alice cores_unused"]);
     (part.allocated.nodes, part.nodes) = (Some(4), vec!["n1".to_owned()]);
     assert_eq!(of_sums(std::slice::from_ref(&part)), none(), "measured on one node of four");
-    let mut bound = given(made(10 * HOUR).cores(|_| 1.0), 128).record;
+    let mut bound = given(made(10 * HOUR).computing(|_| 1.0), 128).record;
     bound.totals.set(column::CPU, 1_000_000_000, QualityKind::LowerBound, "cgroup");
     assert_eq!(of_sums(&[bound]), none(), "measured to a time before its end");
     let gpus = |unknown: usize| {
@@ -644,7 +758,7 @@ fn what_is_not_known_of_a_job_is_not_unused_in_a_sum() {
 fn sums_are_of_a_week() {
     let week_ns = user::WEEK_NS;
     let job = |index: i64| {
-        let mut record = given(made(10 * HOUR).cores(|_| 0.5), 8).record;
+        let mut record = given(made(10 * HOUR).computing(|_| 0.5), 8).record;
         record.key.id = index.to_string();
         for time in [&mut record.start_ns, &mut record.end_ns] {
             *time = time.map(|ns| ns - index * week_ns);
@@ -660,7 +774,7 @@ fn sums_are_of_a_week() {
 #[test]
 fn who_sees_one_user_alone_knows_no_share_of_all() {
     let job = |user: &str| {
-        let mut record = given(made(10 * HOUR).cores(|_| 3.0), 8).record;
+        let mut record = given(made(10 * HOUR).computing(|_| 3.0), 8).record;
         (record.key.id, record.user) = (user.to_owned(), Some(user.to_owned()));
         record
     };
@@ -675,7 +789,7 @@ fn who_sees_one_user_alone_knows_no_share_of_all() {
 #[test]
 fn who_uses_all_alone_does_not_hog() {
     let job = |user: &str, id: &str, state, cores: f64| {
-        let mut record = given(made(10 * HOUR).cores(move |_| cores), 64).record;
+        let mut record = given(made(10 * HOUR).computing(move |_| cores), 64).record;
         (record.key.id, record.state, record.user) = (id.to_owned(), state, Some(user.to_owned()));
         record
     };
@@ -729,7 +843,7 @@ fn counted(partitions: &[(&str, u64)], users: &[(&str, u64)]) -> Queue {
 /// A job of alice, who runs until now, and one of bob.
 fn two_users() -> Vec<Record> {
     let job = |user: &str, cores: f64| {
-        let mut record = given(made(10 * HOUR).cores(move |_| cores), 64).record;
+        let mut record = given(made(10 * HOUR).computing(move |_| cores), 64).record;
         (record.key.id, record.user) = (user.to_owned(), Some(user.to_owned()));
         record.key.manager = "slurm".to_owned();
         record.scheduling.partition = Some("batch".to_owned());

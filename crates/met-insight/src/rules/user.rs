@@ -20,6 +20,8 @@ const TINY_NS: i64 = 60_000_000_000;
 const COVERAGE: f64 = 0.95;
 /// A job that needs this share of its memory holds its cores for their memory.
 const MEMORY_FULL: f64 = 0.7;
+/// A job that waited longer for storage is not blamed for idle cores, as by the rules about one job.
+const STORAGE_WAIT: f64 = 0.2;
 /// Sums are of weeks: a little each week is not a lot.
 pub const WEEK_NS: i64 = 7 * 86_400_000_000_000;
 
@@ -31,7 +33,7 @@ pub struct UserSum {
     /// Held: CPUs given for the time of the job; without an allocation, what it used.
     pub core_seconds: f64,
     /// Of jobs that were measured to their end, on all nodes, and held cores for computing: neither beside a GPU nor
-    /// for their memory. Held and used.
+    /// for their memory, not on nodes of their own, and without waiting for storage. Held and used.
     pub core_seconds_known: f64,
     pub core_seconds_used: f64,
     pub gpu_seconds: f64,
@@ -232,7 +234,7 @@ fn add(week: &mut Week<'_>, record: &Record, wall_ns: i64, now_ns: i64) {
         sum.cpu_seconds += cpu_s;
         load.cpu_s += cpu_s;
         load.known_s += held_s;
-        if gpus == 0.0 && !fills_memory(record) {
+        if gpus == 0.0 && !fills_memory(record) && !needs_cores(record, known("storage_wait")) {
             sum.core_seconds_known += held_s;
             sum.core_seconds_used += cpu_s;
             sum.idle.add_cores(record, held_s);
@@ -265,6 +267,11 @@ fn add_needs(sum: &mut UserSum, record: &Record) {
     if let Some(bytes) = average::memory_needed_peak(record) {
         sum.memory_most_bytes = Some(sum.memory_most_bytes.map_or(bytes, |most| most.max(bytes)));
     }
+}
+
+/// Whether it could not have held fewer cores: its nodes were its own, or storage held it back.
+fn needs_cores(record: &Record, storage_wait: Option<f64>) -> bool {
+    record.scheduling.exclusive == Some(true) || storage_wait.is_some_and(|share| share > STORAGE_WAIT)
 }
 
 fn fills_memory(record: &Record) -> bool {

@@ -39,9 +39,10 @@ impl Random {
         (-2.0 * one.ln()).sqrt() * (std::f64::consts::TAU * other).cos()
     }
 
-    /// χ² with so many degrees of freedom.
+    /// χ² with so many degrees of freedom: two of them are exponential.
     fn chi_squared(&mut self, freedom: usize) -> f64 {
-        (0..freedom).map(|_| self.normal().powi(2)).sum()
+        let pairs: f64 = (0..freedom / 2).map(|_| -2.0 * self.uniform().ln()).sum();
+        pairs + if freedom % 2 == 1 { self.normal().powi(2) } else { 0.0 }
     }
 }
 
@@ -62,16 +63,17 @@ pub fn draws(model: Model, fitted: &Parameters, runs: &[Run], pure_noise: Option
     // Half of what would make a time within the reach 0 is enough for that.
     let largest = runs.iter().map(|run| run.size).fold(1.0, f64::max);
     let least = -0.5 / (super::REACH_MOST * largest - 1.0).max(1.0);
+    let mut seen = fit::observed(runs);
+    let times: Vec<f64> = seen.iter().map(|one| fitted.seconds(one.size).ln()).collect();
+    let near = (fitted.serial, fitted.coherency);
     let mut random = Random::new(SEED);
     let mut drawn = Vec::with_capacity(count);
     for _ in 0..count {
         let spread = noise * (freedom as f64 / random.chi_squared(freedom).max(1e-3)).sqrt();
-        let again = |run: &Run| {
-            let seconds = fitted.seconds(run.size) * (spread * random.normal()).exp();
-            Run { seconds, ..*run }
-        };
-        let again: Vec<Run> = runs.iter().map(again).collect();
-        drawn.push(fit::fit_above(least, model, &again));
+        for (one, time) in seen.iter_mut().zip(&times) {
+            one.log_seconds = time + spread / one.weight.sqrt() * random.normal();
+        }
+        drawn.push(fit::fit_above(least, model, &seen, near));
     }
     drawn
 }

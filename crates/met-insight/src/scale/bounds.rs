@@ -1,7 +1,7 @@
 //! What one run says of other sizes: bounds, and what limits first.
 
 use met_core::job_table as column;
-use met_core::units;
+use met_core::units::{self, cores};
 
 use super::ceilings::{self, Ceilings, Headroom};
 use crate::answers::Job;
@@ -12,8 +12,11 @@ use crate::{allocation, average};
 pub struct Bounds {
     /// Workers that the run had.
     pub size: f64,
-    /// Busy cores on average.
+    /// Busy cores on average, and exceeded for 5 % of the time.
     pub cores: f64,
+    pub cores_p95: Option<f64>,
+    /// The share of the time in which at most one thread was runnable: on a core, or waiting for one.
+    pub serial_time: Option<f64>,
     /// The most that can be serial of the work on one core.
     pub serial_high: Option<f64>,
     /// What limits its speed-up with any number of cores is at least this.
@@ -33,6 +36,7 @@ impl Bounds {
     /// In words, a line each.
     pub fn words(&self) -> Vec<String> {
         let mut words: Vec<String> = self.headroom.iter().map(Headroom::words).collect();
+        words.extend(self.over_time());
         let wait = self.storage_wait.map(units::percent);
         words.extend(wait.map(|share| format!("storage: waited for it {share} of the time")));
         if let Some(first) = self.first_limit() {
@@ -40,6 +44,25 @@ impl Bounds {
             words.push(format!("limits first: {}, with {often} if its use grows with them", first.resource));
         }
         words
+    }
+
+    /// How many cores it really used over time, and what that leaves to gain.
+    fn over_time(&self) -> Vec<String> {
+        let peak = self.cores_p95.map(|peak| {
+            format!("cores over time: {} on average, {} or more for 5% of it", cores(self.cores), cores(peak))
+        });
+        let serial = self.serial_time.map(|share| match share {
+            share if share < 0.005 => "one thread alone: at no time".to_owned(),
+            share if share > 0.995 => {
+                "one thread alone: all the time; more workers need a program that starts them".to_owned()
+            }
+            share => format!(
+                "one thread alone: {} of the time; if that stays, more workers make it at most {:.1} times as fast",
+                units::percent(share),
+                1.0 / share
+            ),
+        });
+        peak.into_iter().chain(serial).collect()
     }
 }
 
@@ -51,10 +74,12 @@ pub fn bounds(job: &Job<'_>, ceilings: &Ceilings) -> Option<Bounds> {
         return None;
     }
     let cores = average::cores(job.record, job.now_ns).filter(|&cores| cores > 0.0)?;
-    let serial_share = fields::find("serial_share")?.of_job(job).map(|fact| fact.value);
+    let serial_time = job.profile().and_then(|profile| profile.runnable_alone_share());
+    let runnable = cores + average::per_second(job.record, column::RUN_QUEUE_WAIT, job.now_ns).unwrap_or(0.0);
     // On one core all of the run is serial by necessity.
-    let serial_high = serial_share.filter(|_| size > 1.0).map(|share| {
-        let by_mean = ((size - cores) / (size - 1.0)).clamp(0.0, 1.0);
+    let serial_high = serial_time.filter(|_| size > 1.0).map(|share| {
+        // A thread that waited for a CPU was not serial.
+        let by_mean = ((size - runnable) / (size - 1.0)).clamp(0.0, 1.0);
         (share.max(by_mean) / cores).min(1.0)
     });
     let speedup_limit_min = serial_high.filter(|&serial| serial > 0.01).map(|serial| 1.0 / serial);
@@ -62,6 +87,8 @@ pub fn bounds(job: &Job<'_>, ceilings: &Ceilings) -> Option<Bounds> {
     Some(Bounds {
         size,
         cores,
+        cores_p95: fields::find("cores_p95")?.of_job(job).map(|fact| fact.value),
+        serial_time,
         serial_high,
         speedup_limit_min,
         headroom: ceilings::headroom(job, cores, size, ceilings),
@@ -121,6 +148,26 @@ mod tests {
         let phases = serial_high(&made(100).cores(|second| if second < 50 { 1.0 } else { 4.0 }));
         assert!((phases - 0.2).abs() < 0.01, "{phases}");
         assert!(serial_high(&made(100).cores(|_| 4.0)) < 0.01);
+    }
+
+    #[test]
+    fn one_run_says_how_many_cores_it_used_and_what_is_left_to_gain() {
+        let made = made(100).cores(|second| if second < 25 { 1.0 } else { 4.0 });
+        let job = Job::new(&made.record, Machine { cpus: Some(4) }, made.now_ns()).sampled(made.samples());
+        let words = bounds(&job, &Ceilings::default()).unwrap().words();
+        let over_time = [
+            "cores over time: 3.25 on average, 4 or more for 5% of it",
+            "one thread alone: 25% of the time; if that stays, more workers make it at most 4.0 times as fast",
+        ];
+        assert!(over_time.iter().all(|line| words.iter().any(|word| word == line)), "{words:#?}");
+    }
+
+    #[test]
+    fn threads_that_wait_for_a_cpu_are_not_serial() {
+        let crowded = made(100).cores(|_| 1.0).rate(column::RUN_QUEUE_WAIT, |_| 3.0);
+        let job = Job::new(&crowded.record, Machine { cpus: Some(4) }, crowded.now_ns());
+        let bounds = bounds(&job.sampled(crowded.samples()), &Ceilings::default()).unwrap();
+        assert_eq!((bounds.serial_time, bounds.serial_high), (Some(0.0), Some(0.0)));
     }
 
     #[test]

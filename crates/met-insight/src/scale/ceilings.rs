@@ -13,6 +13,8 @@ use crate::{average, gpu};
 const SECONDS_MIN: f64 = 10.0;
 /// The share of the time in which a job waited for storage, from which on it had all that there was.
 const WAITED: f64 = 0.3;
+/// The most that was seen says nothing of storage where no job did more than write a log.
+const RATE_LEAST: f64 = 1_048_576.0;
 /// What is used less than this is no limit within any size that can be predicted.
 const SHARE_LEAST: f64 = 0.02;
 
@@ -42,11 +44,11 @@ impl CeilingFrom {
 
     fn words(&self) -> String {
         match self {
-            CeilingFrom::Given => " given".to_owned(),
-            CeilingFrom::Machine => " of the machine".to_owned(),
-            CeilingFrom::Configured => " configured".to_owned(),
+            CeilingFrom::Given => "of what it was given".to_owned(),
+            CeilingFrom::Machine => "of the machine's".to_owned(),
+            CeilingFrom::Configured => "of what is configured".to_owned(),
             CeilingFrom::Seen { node, .. } => {
-                format!(", the highest seen on {}", met_core::text::escape(node))
+                format!("of the highest rate seen on {}", met_core::text::escape(node))
             }
         }
     }
@@ -73,7 +75,7 @@ impl Headroom {
             _ => units::cores(value),
         });
         let share = units::percent(self.share());
-        format!("{}: {used} of {of}{} ({share})", self.resource, self.from.words())
+        format!("{}: {used} of {of} ({share} {})", self.resource, self.from.words())
     }
 }
 
@@ -95,7 +97,8 @@ impl Ceilings {
         let configured = system.and_then(|system| system.storage_rate).filter(|&rate| rate > 0.0);
         let beside = jobs.iter().filter(|job| job.nodes == record.nodes);
         let seen = beside.chain([record]).filter_map(|job| Some((lasting_rate(job, now_ns)?, job)));
-        let highest = seen.filter(|(rate, _)| *rate > 0.0).max_by(|one, other| one.0.total_cmp(&other.0));
+        let highest =
+            seen.filter(|(rate, _)| *rate >= RATE_LEAST).max_by(|one, other| one.0.total_cmp(&other.0));
         let seen = highest.map(|(rate, job)| {
             let waited = average::per_second(job, column::PRESSURE_IO, now_ns);
             let is_limit = waited.is_some_and(|share| share >= WAITED);
@@ -207,9 +210,9 @@ mod tests {
         let (slow, fast) = (made_with(50e6), made_with(100e6).record);
         let (words, first) = reported(&slow, &[], std::slice::from_ref(&fast));
         let expected = [
-            "cores: 1 of 16 of the machine (6.2%)",
-            "memory: 3.73 GiB of 64.0 GiB of the machine (5.8%)",
-            "storage: 47.7 MiB/s of 95.4 MiB/s, the highest seen on n1 (50%)",
+            "cores: 1 of 16 (6.2% of the machine's)",
+            "memory: 3.73 GiB of 64.0 GiB (5.8% of the machine's)",
+            "storage: 47.7 MiB/s of 95.4 MiB/s (50% of the highest rate seen on n1)",
         ];
         assert_eq!((words, first), (expected.map(str::to_owned).into(), Some("cores")));
         let mut waited = made_with(100e6).rate(column::PRESSURE_IO, |_| 0.5).record;
@@ -234,8 +237,8 @@ mod tests {
             ..System::default()
         };
         let (words, first) = reported(&slow, &[system], &[fast]);
-        assert_eq!(words[0], "cores: 1 of 32 configured (3.1%)");
-        assert_eq!(words[2], "storage: 47.7 MiB/s of 954 MiB/s configured (5.0%)");
+        assert_eq!(words[0], "cores: 1 of 32 (3.1% of what is configured)");
+        assert_eq!(words[2], "storage: 47.7 MiB/s of 954 MiB/s (5.0% of what is configured)");
         assert_eq!(first, Some("memory"), "4 of 8 GiB");
     }
 
@@ -246,7 +249,10 @@ mod tests {
         let (words, first) = reported(&made, &[], &[]);
         assert_eq!(
             words[2..],
-            ["GPUs: 0.60 of 1 given (60%)", "GPU memory: 1.86 GiB of 140 GiB of the machine (1.3%)"]
+            [
+                "GPUs: 0.60 of 1 (60% of what it was given)",
+                "GPU memory: 1.86 GiB of 140 GiB (1.3% of the machine's)"
+            ]
         );
         assert_eq!(first, Some("GPUs"));
         made.record.gpus[0].utilization = None;

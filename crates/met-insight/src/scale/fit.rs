@@ -48,84 +48,149 @@ fn shape(serial: f64, coherency: f64, size: f64) -> f64 {
     (1.0 + serial * (size - 1.0) + coherency * size * (size - 1.0)) / size
 }
 
-/// The least squares of logarithms, within 0 ≤ serial ≤ 1 and coherency ≥ 0.
-pub fn fit(model: Model, runs: &[Run]) -> Parameters {
-    fit_above(0.0, model, runs)
+/// The logarithm of the mean time of all runs of one size: fits need no more of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Observed {
+    pub size: f64,
+    pub log_seconds: f64,
+    /// How many runs.
+    pub weight: f64,
 }
 
-/// The same with another least serial share: below 0 it is what noise makes of a program without a serial part.
-pub fn fit_above(least: f64, model: Model, runs: &[Run]) -> Parameters {
-    if model == Model::KarpFlatt {
-        let serial = karp_flatt(runs).clamp(least, 1.0);
-        return Parameters { one_s: squares(serial, 0.0, runs).0, serial, coherency: 0.0 };
-    }
-    let at_serial = |serial: f64| match model {
-        Model::KarpFlatt | Model::Amdahl => (serial, 0.0),
+/// By size, ascending, of runs that are sorted so.
+pub fn observed(runs: &[Run]) -> Vec<Observed> {
+    let of_size = |runs: &[Run]| {
+        let weight = runs.len() as f64;
+        let log_seconds = runs.iter().map(|run| run.seconds.ln()).sum::<f64>() / weight;
+        runs.first().map(|run| Observed { size: run.size, log_seconds, weight })
+    };
+    runs.chunk_by(|one, other| one.size == other.size).filter_map(of_size).collect()
+}
+
+/// A serial share and a coherency.
+type Shares = (f64, f64);
+
+/// The least squares of logarithms, within 0 ≤ serial ≤ 1 and coherency ≥ 0.
+pub fn fit(model: Model, seen: &[Observed]) -> Parameters {
+    fit_above(0.0, model, seen, (0.1, 0.001))
+}
+
+/// The same with another least serial share, from near what is expected: below 0 the share is what noise makes of a program
+/// without a serial part.
+pub fn fit_above(least: f64, model: Model, seen: &[Observed], near: Shares) -> Parameters {
+    let amdahl = || {
+        let (serial, _) = descend((near.0.clamp(least, 1.0), 0.0), [true, false], seen);
+        (serial.clamp(least, 1.0), 0.0)
+    };
+    let (serial, coherency) = match model {
+        Model::KarpFlatt => (karp_flatt(seen).clamp(least, 1.0), 0.0),
+        Model::Amdahl => amdahl(),
         Model::Usl => {
-            let coherency = minimum(-12.0, 0.0, |log| squares(serial, 10_f64.powf(log), runs).1);
-            // None at all may be better than the least that was tried.
-            let found = 10_f64.powf(coherency);
-            let none = squares(serial, 0.0, runs).1 <= squares(serial, found, runs).1;
-            (serial, if none { 0.0 } else { found })
+            let inside = descend((near.0.clamp(least, 1.0), near.1), [true, true], seen);
+            if (least..=1.0).contains(&inside.0) && inside.1 >= 0.0 {
+                inside
+            } else {
+                // Outside: the best one within is on an edge.
+                let edge = |serial: f64| {
+                    let (_, coherency) = descend((serial, near.1), [false, true], seen);
+                    (serial, coherency.max(0.0))
+                };
+                let cost = |of: &Shares| squares(*of, seen).1;
+                let edges = [amdahl(), edge(least), edge(1.0)].into_iter();
+                edges.min_by(|one, other| cost(one).total_cmp(&cost(other))).unwrap_or(inside)
+            }
         }
     };
-    let cost = |serial: f64| {
-        let (serial, coherency) = at_serial(serial);
-        squares(serial, coherency, runs).1
-    };
-    let inside = minimum(least, 1.0, cost);
-    let best = [least, 1.0, inside].into_iter().min_by(|&one, &other| cost(one).total_cmp(&cost(other)));
-    let (serial, coherency) = at_serial(best.unwrap_or(inside));
-    Parameters { one_s: squares(serial, coherency, runs).0, serial, coherency }
+    Parameters { one_s: squares((serial, coherency), seen).0.exp(), serial, coherency }
 }
 
 /// The serial share that goes through the means of two sizes: no search is needed.
-fn karp_flatt(runs: &[Run]) -> f64 {
-    let small = runs.iter().map(|run| run.size).fold(f64::INFINITY, f64::min);
-    let large = runs.iter().map(|run| run.size).fold(1.0, f64::max);
-    let mean = |size: f64| {
-        let logs: Vec<f64> = runs.iter().filter(|run| run.size == size).map(|run| run.seconds.ln()).collect();
-        logs.iter().sum::<f64>() / logs.len() as f64
-    };
-    let ratio = (mean(large) - mean(small)).exp();
-    let slope = (large - 1.0) / large - ratio * (small - 1.0) / small;
+fn karp_flatt(seen: &[Observed]) -> f64 {
+    let [small, large] = seen else { return f64::NAN };
+    let ratio = (large.log_seconds - small.log_seconds).exp();
+    let slope = (large.size - 1.0) / large.size - ratio * (small.size - 1.0) / small.size;
     // Times that grow by more than any serial share explains.
-    if slope <= 0.0 { 1.0 } else { (ratio / small - 1.0 / large) / slope }
+    if slope <= 0.0 { 1.0 } else { (ratio / small.size - 1.0 / large.size) / slope }
 }
 
-/// The best time on one worker for a shape, and the sum of squares that is left.
-fn squares(serial: f64, coherency: f64, runs: &[Run]) -> (f64, f64) {
-    // Of the quotient, one logarithm for each run: this is what a fit spends its time on.
-    let rest = |run: &Run| (run.seconds / shape(serial, coherency, run.size)).ln();
-    let (mut sum, mut squares) = (0.0, 0.0);
-    // Around the first, so that squares of large numbers do not cancel.
-    let first = runs.first().map_or(0.0, rest);
-    for run in runs {
-        let rest = rest(run) - first;
-        sum += rest;
-        squares += rest * rest;
+/// The logarithm of the best time on one worker for a shape, and the sum of squares that is left; infinite where there is
+/// no such shape.
+fn squares((serial, coherency): Shares, seen: &[Observed]) -> (f64, f64) {
+    let (mut weight, mut mean, mut squares) = (0.0, 0.0, 0.0);
+    for one in seen {
+        let shape = shape(serial, coherency, one.size);
+        if shape <= 0.0 {
+            return (f64::NAN, f64::INFINITY);
+        }
+        // By the running mean, so that squares of large numbers do not cancel.
+        let rest = one.log_seconds - shape.ln();
+        weight += one.weight;
+        let off = rest - mean;
+        mean += off * one.weight / weight;
+        squares += one.weight * off * (rest - mean);
     }
-    let count = runs.len() as f64;
-    ((first + sum / count).exp(), (squares - sum * sum / count).max(0.0))
+    (mean, squares.max(0.0))
 }
 
-/// Golden sections, from the best of a grid: the cost may have more than one hollow.
-fn minimum(low: f64, high: f64, cost: impl Fn(f64) -> f64) -> f64 {
-    const STEPS: usize = 12;
-    const SECTIONS: usize = 26;
-    const GOLDEN: f64 = 0.618_033_988_749_894_9;
-    let at = |step: usize| low + (high - low) * step as f64 / STEPS as f64;
-    let best = (0..=STEPS).min_by(|&one, &other| cost(at(one)).total_cmp(&cost(at(other)))).unwrap_or(0);
-    let (mut left, mut right) = (at(best.saturating_sub(1)), at((best + 1).min(STEPS)));
-    for _ in 0..SECTIONS {
-        let (one, other) = (right - GOLDEN * (right - left), left + GOLDEN * (right - left));
-        if cost(one) <= cost(other) {
-            right = other;
+/// Levenberg and Marquardt: downhill from near the lowest point, in those of the two directions that are free.
+fn descend(from: Shares, free: [bool; 2], seen: &[Observed]) -> Shares {
+    const STEPS_MAX: usize = 60;
+    let (mut at, mut damping) = (from, 1e-3);
+    let (mut base, mut cost) = squares(at, seen);
+    for _ in 0..STEPS_MAX {
+        let (slopes, curves) = derivatives(at, base, free, seen);
+        let [along, across] = [curves[0] * (1.0 + damping), curves[2] * (1.0 + damping)];
+        let determinant = along * across - curves[1] * curves[1];
+        let step = (
+            (slopes[0] * across - slopes[1] * curves[1]) / determinant,
+            (slopes[1] * along - slopes[0] * curves[1]) / determinant,
+        );
+        let next = (at.0 + step.0, at.1 + step.1);
+        let (next_base, next_cost) = squares(next, seen);
+        if next_cost < cost {
+            let is_settled = cost - next_cost <= 1e-12 * cost;
+            (at, base, cost, damping) = (next, next_base, next_cost, damping * 0.1);
+            if is_settled {
+                break;
+            }
+        } else if damping > 1e6 || step.0.abs() <= 1e-10 && step.1.abs() <= 1e-12 {
+            break;
         } else {
-            left = one;
+            damping *= 10.0;
         }
     }
-    (left + right) / 2.0
+    at
+}
+
+/// Slopes of the squares and their curvature (σσ, σκ, κκ), halved; a direction that is not free has none.
+fn derivatives(at: Shares, base: f64, free: [bool; 2], seen: &[Observed]) -> ([f64; 2], [f64; 3]) {
+    let (mut weight, mut mean) = (0.0, [0.0; 2]);
+    let (mut slopes, mut curves) = ([0.0; 2], [0.0; 3]);
+    for one in seen {
+        let shape = shape(at.0, at.1, one.size);
+        let rest = one.log_seconds - shape.ln() - base;
+        let by = [(one.size - 1.0) / one.size / shape, (one.size - 1.0) / shape];
+        weight += one.weight;
+        for (mean, by) in mean.iter_mut().zip(by) {
+            *mean += one.weight * by;
+        }
+        for (slope, by) in slopes.iter_mut().zip(by) {
+            *slope += one.weight * by * rest;
+        }
+        curves[0] += one.weight * by[0] * by[0];
+        curves[1] += one.weight * by[0] * by[1];
+        curves[2] += one.weight * by[1] * by[1];
+    }
+    // What the time on one worker takes up is no slope of the shape.
+    curves[0] -= mean[0] * mean[0] / weight;
+    curves[1] -= mean[0] * mean[1] / weight;
+    curves[2] -= mean[1] * mean[1] / weight;
+    match free {
+        [true, true] => (slopes, curves),
+        [true, false] => ([slopes[0], 0.0], [curves[0], 0.0, 1.0]),
+        [false, true] => ([0.0, slopes[1]], [1.0, 0.0, curves[2]]),
+        [false, false] => ([0.0; 2], [1.0, 0.0, 1.0]),
+    }
 }
 
 /// Akaike's criterion, corrected for few runs: lower is better. A model with as many parameters as runs explains nothing.
@@ -134,7 +199,7 @@ pub fn aicc(model: Model, fitted: &Parameters, runs: &[Run]) -> f64 {
     if count <= parameters + 1.0 {
         return f64::INFINITY;
     }
-    let (_, squares) = squares(fitted.serial, fitted.coherency, runs);
+    let squares: f64 = residuals(fitted, runs).iter().map(|rest| rest * rest).sum();
     let fit = count * (squares / count).max(1e-12).ln();
     fit + 2.0 * parameters + 2.0 * parameters * (parameters + 1.0) / (count - parameters - 1.0)
 }

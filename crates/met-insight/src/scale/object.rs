@@ -18,6 +18,8 @@ fn bounds(bounds: &Bounds) -> Value {
     json!({
         "size": bounds.size,
         "cores": bounds.cores,
+        "cores_p95": bounds.cores_p95,
+        "serial_time_ratio": bounds.serial_time,
         "serial_ratio_max": bounds.serial_high,
         "speedup_limit_min": bounds.speedup_limit_min,
         "headroom": bounds.words(),

@@ -17,6 +17,9 @@ use met_config::Failure;
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
 
+/// A lineage is shown up to here.
+const LINEAGE_COLUMNS: usize = 120;
+
 pub fn explain(setting: &Setting, args: &ExplainArgs) -> Result<i32> {
     let rules = check::rules(setting, args.rules.as_deref())?;
     match (&args.user, &args.job, &args.rule) {
@@ -53,7 +56,9 @@ fn of_job(setting: &Setting, args: &ExplainArgs, rules: &[&Rule], job: &str) -> 
         writeln!(stdout, "{}", json!({ "job": label, "lineage": lineage, "rules": objects(&explained) }))?;
         return Ok(0);
     }
-    let head = format!("Job {}, a run of {}", view::text::escape(&label), view::text::escape(&lineage));
+    // The text of a script may be an argument.
+    let lineage = view::text::cut(&view::text::escape(&lineage), LINEAGE_COLUMNS, stdout.style().ascii);
+    let head = format!("Job {}, a run of {lineage}", view::text::escape(&label));
     stdout.write_all(view::text::hanging(&head, 4, &stdout.style()).as_bytes())?;
     let text = view::findings::explanations(&explained, args.rule.is_some(), &stdout.style());
     stdout.write_all(text.as_bytes())?;

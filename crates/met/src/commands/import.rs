@@ -107,10 +107,15 @@ pub fn one(setting: &Setting, name: &str, wanted: Option<&str>) -> Result<Export
     let choice = met_export::choose(Path::new(name), wanted);
     match choice.map_err(|error| Failure::usage(format!("{error:#}")))? {
         Choice::One(job) => Ok(*job),
-        Choice::Several(names) => {
+        Choice::Several(names, count) => {
+            let more = match count - names.len() {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
             let names = text::escape(&names.join(", "));
+            let such = if wanted.is_some() { "such jobs" } else { "jobs" };
             Err(Failure::usage(format!(
-                "{name} has several such jobs ({names}); name one: met show {name} JOB"
+                "{name} has {count} {such} ({names}{more}); name one: met show {name} JOB"
             )))
         }
         Choice::None => {

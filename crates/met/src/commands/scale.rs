@@ -57,7 +57,7 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
     let wishes = scale::Wishes { sizes: args.at.clone(), target_s: args.target };
     let Learned { runs, powers, bounds, left_out, .. } = learned;
     let plan = scale::plan(&runs, &powers, bounds, newest, &systems, &wishes);
-    print(newest, &plan, &left_out, args.json)
+    print(setting, newest, &plan, &left_out, args.json)
 }
 
 /// The runs of the job's lineage that finished, the job first.
@@ -76,13 +76,14 @@ fn beside(all: &mut AllJobs, record: &Record) -> Result<Vec<Record>> {
     all.jobs(&filter)
 }
 
-fn print(record: &Record, plan: &Plan, left_out: &[String], json: bool) -> Result<i32> {
+fn print(setting: &Setting, record: &Record, plan: &Plan, left_out: &[String], json: bool) -> Result<i32> {
     let mut stdout = output::stdout();
     if json {
         writeln!(stdout, "{}", scale::object(record, plan, left_out))?;
     } else {
         let style = stdout.style();
-        stdout.write_all(view::scale::render(record, plan, left_out, &style).as_bytes())?;
+        let currency = Some(setting.config.energy.currency.as_str());
+        stdout.write_all(view::scale::render(record, plan, left_out, currency, &style).as_bytes())?;
     }
     Ok(0)
 }

@@ -35,7 +35,9 @@ pub fn usage(setting: &Setting, args: &UsageArgs) -> Result<i32> {
     } else if args.csv {
         as_csv(&report, &ask)
     } else {
-        view::usage::text(&report, &ask, &view::local_zone(), &style)
+        // A server may count in another one.
+        let currency = Some(setting.config.energy.currency.as_str()).filter(|_| setting.server.is_none());
+        view::usage::text(&report, &ask, currency, &view::local_zone(), &style)
     };
     stdout.write_all(text.as_bytes())?;
     Ok(0)

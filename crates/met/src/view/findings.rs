@@ -150,6 +150,9 @@ pub fn explanations(explained: &[(&Rule, Explanation)], is_one: bool, style: &St
     }
 }
 
+/// Columns below which values do not line up.
+const NARROW: usize = 60;
+
 fn explained(rule: &Rule, explanation: &Explanation, style: &Style) -> String {
     let mut lines = vec![String::new(), style.paint(Paint::Bold, &rule.name)];
     for step in explanation.steps.iter().chain(&explanation.watch) {
@@ -169,7 +172,7 @@ fn explained(rule: &Rule, explanation: &Explanation, style: &Style) -> String {
     for evidence in &explanation.evidence {
         let coverage = evidence.coverage.map(|share| format!(", covers {}", units::percent(share)));
         let how = format!("{}{}", evidence.quality.name(), coverage.unwrap_or_default());
-        let value = text::pad(&written(evidence), 12);
+        let value = text::pad(&written(evidence), if room(style) < NARROW { 0 } else { 12 });
         lines.push(format!(
             "  {}  {value}  {}",
             text::pad(evidence.name, width),

@@ -221,12 +221,12 @@ impl Panel {
         let known = || self.bins.iter().flatten();
         let peak = self.peak.unwrap_or_else(|| known().map(|bin| bin.max).fold(0.0, f64::max));
         let top = nice_above(known().map(|bin| bin.mean).fold(peak, f64::max), self.unit.step());
-        let title = format!("{:SCALE_COLUMNS$}  {}", "", self.title);
-        let mut lines = vec![format!(
-            "{}{}",
-            style.paint(Paint::Bold, &title),
-            style.paint(Paint::Dim, &format!(", peak {}", self.unit.write(peak))),
-        )];
+        let peak_words = format!(", peak {}", self.unit.write(peak));
+        // Above the bars, unless the terminal is too narrow for that.
+        let needs = text::width(&self.title) + text::width(&peak_words);
+        let left = style.width.map_or(usize::MAX, |width| width.saturating_sub(needs)).min(SCALE_COLUMNS + 2);
+        let title = format!("{:left$}{}", "", self.title);
+        let mut lines = vec![style.paint(Paint::Bold, &title) + &style.paint(Paint::Dim, &peak_words)];
         for (index, row) in self.rows(top, style.ascii).into_iter().enumerate() {
             let scale = if index == 0 { self.unit.write(top) } else { String::new() };
             let scale =

@@ -6,7 +6,14 @@ use met_insight::scale::{Bounds, Fit, Interval, Model, Plan, Prediction, Scaling
 use super::{Paint, Style, text};
 use met_core::units;
 
-pub fn render(record: &Record, plan: &Plan, left_out: &[String], style: &Style) -> String {
+/// `currency`: of the prices of systems.
+pub fn render(
+    record: &Record,
+    plan: &Plan,
+    left_out: &[String],
+    currency: Option<&str>,
+    style: &Style,
+) -> String {
     let head = format!("Job {}  {}", text::escape(&record.label()), text::escape(&record.name));
     let mut lines = vec![painted(Paint::Bold, &head, style)];
     if let Some(bounds) = &plan.bounds {
@@ -37,7 +44,7 @@ pub fn render(record: &Record, plan: &Plan, left_out: &[String], style: &Style) 
         }
         Ok(model) => lines.extend(of_model(model, plan, style)),
     }
-    lines.extend(of_systems(&plan.systems, style));
+    lines.extend(of_systems(&plan.systems, currency, style));
     let wrapped = |line: &String| match line.contains('\x1b') {
         true => format!("{line}\n"),
         false => text::hanging(line, 4, style),
@@ -155,7 +162,7 @@ fn row(prediction: &Prediction, model: &Scaling) -> Row {
     Ok([size, units::duration(seconds.value), range, format!("{:.2}", speedup.value), energy])
 }
 
-fn of_systems(systems: &[Fit], style: &Style) -> Vec<String> {
+fn of_systems(systems: &[Fit], currency: Option<&str>, style: &Style) -> Vec<String> {
     let mut lines = Vec::new();
     for (index, fit) in systems.iter().enumerate() {
         if index == 0 {
@@ -168,7 +175,7 @@ fn of_systems(systems: &[Fit], style: &Style) -> Vec<String> {
         words.extend(fit.size.zip(fit.seconds).map(|(size, seconds)| {
             format!("{} on {} cores", units::duration(seconds.value), units::cores(size))
         }));
-        words.extend(fit.price.map(|price| format!("costs {}", units::money(price))));
+        words.extend(fit.price.map(|price| format!("costs {}", units::money_in(price, currency))));
         words.extend(fit.notes.iter().cloned());
         lines.push(format!(
             "  {}  {}",
@@ -194,7 +201,7 @@ mod tests {
         let runs = [run(1.0, 700.0), run(1.0, 702.0), run(2.0, 420.0), run(2.0, 421.0)];
         let record = met_core::sample::full(42, "train");
         let plan = plan(&runs, powers, None, &record, &[], &Wishes::default());
-        render(&record, &plan, &[], &Style { width, ..Style::plain() })
+        render(&record, &plan, &[], None, &Style { width, ..Style::plain() })
     }
 
     #[test]

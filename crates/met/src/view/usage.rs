@@ -13,14 +13,21 @@ const ASCII_SHADES: [&str; 5] = [" ", ".", "+", "x", "#"];
 const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 const NARROW: usize = 80;
 
-pub fn text(report: &Report, ask: &UsageAsk, zone: &TimeZone, style: &Style) -> String {
-    let mut drawn = head(report, ask, zone);
+/// `currency`: of costs, where it is known.
+pub fn text(
+    report: &Report,
+    ask: &UsageAsk,
+    currency: Option<&str>,
+    zone: &TimeZone,
+    style: &Style,
+) -> String {
+    let mut drawn = text::hanging_lines(&head(report, ask, zone), 2, style) + "\n";
     if ask.every == Every::HourOfWeek {
         drawn += &heat(&heat_map(report, ask), style);
     } else if report.lines.is_empty() {
         drawn += "no jobs in this time\n";
     } else {
-        drawn += &table(report, ask, style);
+        drawn += &table(report, ask, currency, style);
     }
     drawn += &notes(report, ask, style);
     if style.ascii { text::to_ascii(&drawn) } else { drawn }
@@ -48,7 +55,7 @@ fn head(report: &Report, ask: &UsageAsk, zone: &TimeZone) -> String {
 
 /// Idle is what was measured; the rest of the time is unknown.
 fn machine(line: Option<&MachineLine>) -> String {
-    let Some(line) = line else { return "machine not measured in this time\n\n".to_owned() };
+    let Some(line) = line else { return "machine not measured in this time\n".to_owned() };
     let mut parts = Vec::new();
     if let Some(busy) = line.busy() {
         parts.push(format!("CPUs {} busy, {} idle", units::percent(busy), units::percent(1.0 - busy)));
@@ -65,25 +72,25 @@ fn machine(line: Option<&MachineLine>) -> String {
     if line.hours_unknown > 0.02 {
         parts.push(format!("unknown {}", hours(line.hours_unknown)));
     }
-    format!("machine: {}\n\n", parts.join(" · "))
+    format!("machine: {}\n", parts.join(" · "))
 }
 
 struct Column {
-    header: &'static str,
+    header: String,
     /// The highest leaves first on a narrow terminal; 0 stays.
     rank: u8,
     cells: Vec<Option<String>>,
 }
 
-fn table(report: &Report, ask: &UsageAsk, style: &Style) -> String {
+fn table(report: &Report, ask: &UsageAsk, currency: Option<&str>, style: &Style) -> String {
     let mut lines: Vec<&Line> = report.lines.iter().collect();
     if ask.every == Every::All {
         lines.sort_by(|one, other| one.by_use(other));
     } else {
         lines.sort_by(|one, other| (one.period, &one.name).cmp(&(other.period, &other.name)));
     }
-    let column = |header, rank, cell: &dyn Fn(&Line) -> Option<String>| Column {
-        header,
+    let column = |header: &str, rank, cell: &dyn Fn(&Line) -> Option<String>| Column {
+        header: header.to_owned(),
         rank,
         cells: lines.iter().map(|line| cell(line)).collect(),
     };
@@ -92,6 +99,7 @@ fn table(report: &Report, ask: &UsageAsk, style: &Style) -> String {
         Some(period_name(period, ask.every, &ask.zone))
     };
     let name = |line: &Line| Some(text::escape(line.name.as_deref().unwrap_or("(unknown)")));
+    let cost = currency.map_or("COST".to_owned(), |currency| format!("COST {}", text::escape(currency)));
     let mut columns = vec![
         column("PERIOD", 0, &|line| period(line).filter(|_| ask.every != Every::All)),
         column(heading(ask.by), 0, &|line| name(line).filter(|_| ask.by != By::System)),
@@ -106,7 +114,7 @@ fn table(report: &Report, ask: &UsageAsk, style: &Style) -> String {
         column("GIB HELD", 7, &|line| line.memory_gib_hours.held.map(units::hours)),
         column("ENERGY", 2, &|line| line.energy_joules.map(units::watt_hours)),
         column("CO2E", 5, &|line| line.emissions_grams.map(usage::emissions)),
-        column("COST", 4, &|line| line.cost.map(units::money)),
+        column(&cost, 4, &|line| line.cost.map(units::money)),
     ];
     // What is known of nothing is not a column.
     columns.retain(|column| column.cells.iter().any(Option::is_some));
@@ -126,7 +134,7 @@ fn heading(by: By) -> &'static str {
 
 fn width(column: &Column) -> usize {
     let cells = column.cells.iter().flatten().map(|cell| text::width(cell));
-    cells.max().unwrap_or(0).max(text::width(column.header))
+    cells.max().unwrap_or(0).max(text::width(&column.header))
 }
 
 fn fitting(mut columns: Vec<Column>, room: usize) -> Vec<Column> {
@@ -187,7 +195,8 @@ fn heat(map: &HeatMap, style: &Style) -> String {
         false => ("cores used by jobs", units::cores(map.most)),
     };
     let unknown = if style.ascii { "?" } else { "\u{b7}" };
-    drawn + &format!("\n{of}: blank 0, {} up to {most}, {unknown} unknown\n", shades[1..].concat())
+    let legend = format!("{of}: blank 0, {} up to {most}, {unknown} unknown", shades[1..].concat());
+    drawn + "\n" + &text::hanging(&legend, 2, style)
 }
 
 fn mean(day: &[Heat; 24], of_machines: bool) -> String {
@@ -239,7 +248,7 @@ mod tests {
 
     fn drawn(ask: &UsageAsk, usage: &Usage, width: usize) -> String {
         let style = Style { width: Some(width), ..Style::plain() };
-        text(&report(ask, usage, ask.to_ns), ask, &TimeZone::UTC, &style)
+        text(&report(ask, usage, ask.to_ns), ask, Some("EUR"), &TimeZone::UTC, &style)
     }
 
     fn sums(pairs: &[(usize, i64)]) -> [i128; FIGURES] {
@@ -277,10 +286,10 @@ mod tests {
             85,003 core-hours used · 340,012 held · 128 jobs started · 1181 kWh
             machine not measured in this time
 
-            USER       JOBS  CORE-H     HELD  USED   GPU-H  GPU HELD    ENERGY    COST
-            bob           7  80,000  320,000   25%  16,000    20,000  1111 kWh  800.00
-            ada         120    5000   20,000   25%    1000      1250  69.4 kWh   50.00
-            (unknown)     1    3.00     12.0   25%    0.60      0.75   41.7 Wh  0.0300
+            USER       JOBS  CORE-H     HELD  USED   GPU-H  GPU HELD    ENERGY  COST EUR
+            bob           7  80,000  320,000   25%  16,000    20,000  1111 kWh    800.00
+            ada         120    5000   20,000   25%    1000      1250  69.4 kWh     50.00
+            (unknown)     1    3.00     12.0   25%    0.60      0.75   41.7 Wh    0.0300
 
             energy and CO2e include estimates; `met list energy` marks each
             energy of 3 of 128 jobs is unknown

@@ -55,19 +55,27 @@ fn jobs(jobs: &BTreeSet<String>) -> String {
     words.join(", ")
 }
 
-/// The last column is cut where the terminal ends.
+const MEMORY: usize = 3;
+/// Columns of the last one that say something.
+const LAST_MIN: usize = 8;
+
+/// The last column is cut where the terminal ends; memory leaves one that is too narrow for both.
 fn table(rows: &[[String; 6]], right: &[bool; 6], style: &Style) -> String {
     let width = |at: usize| rows.iter().map(|row| text::width(&row[at])).max().unwrap_or(0);
     let widths: [usize; 6] = std::array::from_fn(width);
-    let used: usize = widths[..5].iter().map(|width| width + 2).sum();
-    let room = style.width.map_or(usize::MAX, |columns| columns.saturating_sub(used).max(8));
+    let used = |shown: &[usize]| shown.iter().map(|&at| widths[at] + 2).sum::<usize>();
+    let mut shown = vec![0, 1, 2, MEMORY, 4];
+    if style.width.is_some_and(|columns| columns < used(&shown) + LAST_MIN) {
+        shown.retain(|&at| at != MEMORY);
+    }
+    let room = style.width.map_or(usize::MAX, |columns| columns.saturating_sub(used(&shown)).max(LAST_MIN));
     let mut drawn = String::new();
     for (number, row) in rows.iter().enumerate() {
         let cell = |at: usize| match right[at] {
             true => text::pad_left(&row[at], widths[at]),
             false => text::pad(&row[at], widths[at]),
         };
-        let mut cells: Vec<String> = (0..5).map(cell).collect();
+        let mut cells: Vec<String> = shown.iter().map(|&at| cell(at)).collect();
         cells.push(text::cut(&row[5], room, style.ascii));
         let line = cells.join("  ").trim_end().to_owned();
         drawn += &if number == 0 { style.paint(Paint::Bold, &line) } else { line };
@@ -105,7 +113,11 @@ mod tests {
             process
         };
         let processes = vec![process(4711, 1.25, Some("12")), process(5, 0.25, None), process(6, 0.0, None)];
-        let drawn = text(&InUse { users, processes }, 8, &Style { width: Some(60), ..Style::plain() });
+        let in_use = InUse { users, processes };
+        let of_width = |width| text(&in_use, 8, &Style { width: Some(width), ..Style::plain() });
+        let narrow = of_width(42);
+        assert!(narrow.lines().all(|line| text::width(line) <= 42) && !narrow.contains("MEMORY"), "{narrow}");
+        let drawn = of_width(60);
         expect![[r#"
             1.50 of 8 cores busy
 

@@ -70,7 +70,7 @@ impl Page<'_> {
             FactValue::Change(words, by_ns) => {
                 text::wrap(&format!("{words} by {}", units::time(*by_ns, &self.style.zone)), room)
             }
-            FactValue::Times(start_ns, end_ns) => vec![self.times(*start_ns, *end_ns)],
+            FactValue::Times(start_ns, end_ns) => text::wrap(&self.times(*start_ns, *end_ns), room),
             FactValue::Command(words) => {
                 let mut lines = text::wrap(&text::command_line(words), room);
                 if self.style.width.is_some() && lines.len() > COMMAND_LINES_MAX {
