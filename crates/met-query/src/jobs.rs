@@ -3,6 +3,7 @@
 mod around;
 mod by_process;
 mod completing;
+mod earlier_runs;
 mod files;
 mod filter;
 mod forgetting;
@@ -46,6 +47,7 @@ use files::FromFiles;
 use met_config::Failure;
 
 pub use around::{beside, beside_if_asked};
+pub use earlier_runs::EarlierRuns;
 pub use files::unreadable;
 pub use filter::{JobsFilter, PageAsk, page_of};
 pub use forgetting::forget_reactions;
