@@ -13,10 +13,10 @@ fn job(id: u32) -> Record {
     let start_ns = Some(i64::from(id / 2) * SECOND_NS);
     let mut record = Record {
         state: State::Finished,
-        user: Some(if id % 3 == 0 { "ada" } else { "bob" }.to_owned()),
+        user: Some(if id.is_multiple_of(3) { "ada" } else { "bob" }.to_owned()),
         start_ns,
         end_ns: start_ns,
-        ..met_core::sample::bare(id, if id % 5 == 0 { "train" } else { "test" })
+        ..met_core::sample::bare(id, if id.is_multiple_of(5) { "train" } else { "test" })
     };
     if id == 7 {
         (record.state, record.start_ns, record.end_ns) = (State::Pending, None, None);
