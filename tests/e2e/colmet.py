@@ -854,6 +854,8 @@ def wrong_options_of_the_fronts_are_refused_before_anything_starts(world):
     world.met(*elastic).refused(secret)
     node = ("colmet-node", "--zeromq-uri", "tcp://127.0.0.1:1", "--enable-perfhw", "--perfhw-list")
     world.met(*node, "instructions", "nosuch").refused("--perfhw-list", '"nosuch" is not an event', "cpu_cycles", "bpf_output")
+    for option, value, why in (("--regex_job_id", r"(?<=_)(\d+)", "look-around"), ("--cpuset_rootpath", "/srv/jobs", "not a cgroup below /cpuset/")):
+        world.met("colmet-node", option, value).refused(option, why)
 
 
 @test

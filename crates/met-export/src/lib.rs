@@ -62,9 +62,8 @@ impl ExportedJob {
     }
 
     /// Adds what answers read of the runs of its lineage before it, newest first.
-    pub fn add_earlier(&mut self, runs: &[Record]) {
-        let runs: Vec<&Record> = runs.iter().collect();
-        let evidence = answers::evidence(&self.record, &runs, self.exported_ns);
+    pub fn add_earlier(&mut self, runs: &[&Record]) {
+        let evidence = answers::evidence(&self.record, runs, self.exported_ns);
         self.earlier = evidence.iter().map(portable).collect();
     }
 

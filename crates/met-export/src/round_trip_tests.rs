@@ -41,7 +41,7 @@ fn jobs() -> Vec<ExportedJob> {
     for run in &mut runs {
         (run.state, run.allocated) = (State::Finished, second.record.allocated.clone());
     }
-    second.add_earlier(&runs);
+    second.add_earlier(&runs.iter().collect::<Vec<_>>());
     assert!((20..=EVIDENCE_MAX).contains(&second.earlier.len()), "{}", second.earlier.len());
     let mut running = sample::bare(3, "sleep");
     running.state = State::Running;

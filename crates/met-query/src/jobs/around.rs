@@ -1,5 +1,7 @@
 //! What answers about a job are made of: its samples, the runs of its lineage, and what other jobs on its node did.
 
+use std::borrow::Borrow;
+
 use anyhow::Result;
 use met_core::conditions::Conditions;
 use met_core::job::Record;
@@ -128,14 +130,14 @@ impl AllJobs {
     }
 
     /// The same, if one of the rules asks for it.
-    pub fn beside_if_asked(
+    pub fn beside_if_asked<R: Borrow<Record>>(
         &mut self,
         rules: &Rules,
         record: &Record,
         machine: Machine,
-        earlier: &[Record],
+        earlier: &[R],
     ) -> Result<Option<Beside>> {
-        let earlier: Vec<&Record> = earlier.iter().collect();
+        let earlier: Vec<&Record> = earlier.iter().map(Borrow::borrow).collect();
         beside_if_asked(rules, record, machine, &earlier, now_ns(), |filter| self.newest(filter))
     }
 
@@ -206,7 +208,7 @@ mod tests {
         let Ok((mut together, _)) = check::of_jobs(&look, &records, &mut [&mut series]);
         let mut alone = Vec::new();
         for record in &records {
-            let beside = all.beside_if_asked(rules, record, MACHINE, &[]).unwrap();
+            let beside = all.beside_if_asked::<Record>(rules, record, MACHINE, &[]).unwrap();
             let known = Known::read(look.interval, record, MACHINE, &mut |table, part| {
                 series(record, table, part, Columns::ALL)
             });

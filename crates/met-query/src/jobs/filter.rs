@@ -14,7 +14,7 @@ use crate::handshake::PROTOCOL;
 use crate::protocol::Reply;
 
 /// Jobs among which earlier runs of one are looked for.
-const LINEAGE_CANDIDATES: usize = 300;
+pub(super) const LINEAGE_CANDIDATES: usize = 300;
 
 /// Which jobs are wanted, and in which order.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -23,7 +23,7 @@ const PEERS_OF_ADDRESS_MAX: usize = 64;
 /// Buffers with unfinished messages, of all peers together.
 const HELD_BYTES_MAX: usize = 64 << 20;
 /// What one peer may hand over before others have their turn.
-const TURN_BYTES: usize = 512 << 10;
+const TURN_BYTES: usize = 1 << 20;
 /// Peers read into one buffer, in turn. One that holds more of a message than this has a buffer of its own.
 const SHARED_HELD_MAX: usize = 64 << 10;
 const READ_BYTES: usize = 64 << 10;

@@ -64,6 +64,7 @@ pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: u8) -> Result<
     if let Some(Err(why)) = args.configure_uri.as_deref().map(Endpoint::parse_own) {
         return Err(Failure::usage(format!("--configure-uri: {why}")));
     }
+    name_jobs(&mut setting.config.jobs, args)?;
     let (backends, events) = (backends(args), events(&args.perfhw_list)?);
     let sink = sink(
         "colmet",
@@ -78,9 +79,6 @@ pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: u8) -> Result<
         ],
     )?;
     for line in ignored_by_node(args) {
-        tracing::warn!("{line}");
-    }
-    if let Err(line) = name_jobs(&mut setting.config.jobs, args) {
         tracing::warn!("{line}");
     }
     let command = args.ipmipower_cmd.iter().flat_map(|text| text.split_whitespace().map(str::to_owned));
@@ -140,15 +138,17 @@ fn backends(args: &ColmetNodeArgs) -> Vec<&'static str> {
     all.into_iter().filter(|(_, is_chosen)| *is_chosen).map(|(name, _)| name).collect()
 }
 
-/// Adds a layout for jobs that are where these options say.
-fn name_jobs(jobs: &mut met_config::Jobs, args: &ColmetNodeArgs) -> Result<(), String> {
+/// Adds a layout for jobs that are where these options say. If it could not be used, no job would be found.
+fn name_jobs(jobs: &mut met_config::Jobs, args: &ColmetNodeArgs) -> Result<()> {
     let root = args.cpuset_rootpath.as_ref().map(|root| root.to_string_lossy());
     if root.is_none() && args.regex_job_id.is_none() {
         return Ok(());
     }
     let layout = colmet_options::layout(root.as_deref(), args.regex_job_id.as_deref());
-    let ignored = |why| format!("--cpuset_rootpath and --regex_job_id are ignored: {why}; see jobs.layouts");
-    jobs.layouts.insert(0, layout.map_err(ignored)?);
+    let refused = |why| {
+        Failure::usage(format!("--cpuset_rootpath and --regex_job_id name no jobs: {why}; see jobs.layouts"))
+    };
+    jobs.layouts.insert(0, layout.map_err(refused)?);
     Ok(())
 }
 

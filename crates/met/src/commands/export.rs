@@ -14,7 +14,7 @@ use super::{Machines, import, list};
 use crate::cli::ExportArgs;
 use crate::output;
 use met_config::Failure;
-use met_query::jobs::{self, AllJobs, JobsFilter, PageAsk};
+use met_query::jobs::{self, AllJobs, EarlierRuns, JobsFilter, PageAsk};
 use met_query::setting::Setting;
 
 /// Who waits longer than this wants to know how far it is.
@@ -139,6 +139,7 @@ fn write_all(
     let is_wanted = |table: &Table| {
         format.is_whole() || matches!(rows, Rows::Samples(wanted) if wanted.name == table.name)
     };
+    let mut earlier_runs = EarlierRuns::default();
     let mut progress = ExportProgress::new(chosen.len());
     for (done, chosen) in chosen.into_iter().enumerate() {
         progress.show(done);
@@ -148,7 +149,7 @@ fn write_all(
                 let machine = machines.of_job(&record);
                 let mut job = ExportedJob::new(&record, machine.cpus, now_ns);
                 if format.is_whole() {
-                    let earlier = all.earlier_runs(&record)?;
+                    let earlier = earlier_runs.of(&mut all, &record)?;
                     job.add_beside(all.beside_if_asked(Rules::built_in(), &record, machine, &earlier)?);
                     job.add_earlier(&earlier);
                 }
