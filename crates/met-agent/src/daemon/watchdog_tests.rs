@@ -190,7 +190,6 @@ pub(in crate::daemon) fn daemon_of(service: Service) -> super::super::Daemon {
         idle_exit: None,
         busy_at: Instant::now(),
         rests: false,
-        gave_back: Instant::now(),
         flushed: None,
         next_retention: Instant::now(),
         service,
