@@ -68,7 +68,8 @@ fn table(rows: &[[String; 6]], right: &[bool; 6], style: &Style) -> String {
     if style.width.is_some_and(|columns| columns < used(&shown) + LAST_MIN) {
         shown.retain(|&at| at != MEMORY);
     }
-    let room = style.width.map_or(usize::MAX, |columns| columns.saturating_sub(used(&shown)).max(LAST_MIN));
+    let room =
+        style.width.map_or(usize::MAX, |columns| columns.saturating_sub(used(&shown)).max(LAST_MIN / 2));
     let mut drawn = String::new();
     for (number, row) in rows.iter().enumerate() {
         let cell = |at: usize| match right[at] {
@@ -115,8 +116,8 @@ mod tests {
         let processes = vec![process(4711, 1.25, Some("12")), process(5, 0.25, None), process(6, 0.0, None)];
         let in_use = InUse { users, processes };
         let of_width = |width| text(&in_use, 8, &Style { width: Some(width), ..Style::plain() });
-        let narrow = of_width(42);
-        assert!(narrow.lines().all(|line| text::width(line) <= 42) && !narrow.contains("MEMORY"), "{narrow}");
+        let narrow = of_width(40);
+        assert!(narrow.lines().all(|line| text::width(line) <= 40) && !narrow.contains("MEMORY"), "{narrow}");
         let drawn = of_width(60);
         expect![[r#"
             1.50 of 8 cores busy
