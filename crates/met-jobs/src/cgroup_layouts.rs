@@ -35,7 +35,7 @@ enum Field {
     Index,
     Step,
     Task,
-    /// Distinguished from its neighbours and of no further use.
+    /// Parsed, but not used.
     Qos,
 }
 

@@ -8,7 +8,7 @@ use crate::sql::{self, Sql, Value};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
-/// Is where a job has its manager: no manager has this name, so a device is never taken for a job.
+/// Takes the place of the manager in a key: no manager has this name, so a device is never taken for a job.
 pub(crate) const DEVICE: &str = "device";
 
 /// What outlives a process that sampled a device.

@@ -375,8 +375,8 @@ impl Writer {
         Ok(true)
     }
 
-    /// Whether a job has ended here already, with what was sampled of it: its supervisor, which was sent that a moment
-    /// ago, has not yet taken away what he wrote down himself.
+    /// Whether the end of a job is stored already, with what was sampled of it: its supervisor has just been sent the
+    /// acknowledgement and has not yet removed its own file.
     fn knows_end(&self, key: &JobKey) -> Result<bool, StoreError> {
         // Not what is in the inbox: that is the very end that is asked about.
         let Some(sql) = self.queries.catalogue.get() else { return Ok(false) };

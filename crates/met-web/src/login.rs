@@ -2,7 +2,7 @@
 //!
 //! A request proves a name by a token, by a password, by a reverse proxy or by the cookie of a session; a session begins
 //! with a token, a password or an OpenID provider. What the name may see is for the [`Directory`] to say, each time:
-//! a revoked token or a changed password ends its sessions.
+//! a revoked token or a changed password ends its sessions. Which jobs a viewer sees: `met_query::viewer`.
 
 pub mod audit;
 mod cookies;

@@ -1,4 +1,4 @@
-//! When ticks are due.
+//! When ticks are due. How often a job is sampled by its age and interest: `met_core::cadence`, `pacing.rs`.
 
 use met_core::cadence::Cadence;
 use met_host::clock;

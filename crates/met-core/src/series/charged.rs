@@ -1,5 +1,5 @@
 //! Energy of a job grows when a window of the ledger is charged, some seconds at once. Until then its counter does not
-//! still, which says nothing of its power: power is what a window charged over the time since the last one.
+//! move, which says nothing of its power: power is what a window charged over the time since the last one.
 
 use super::Series;
 use crate::{JOB, MISSING, Table, Unit};

@@ -24,14 +24,19 @@ fn job(id: u32) -> Record {
     record
 }
 
+/// All jobs of a folder that holds these.
+fn stored(root: &std::path::Path, jobs: &[Record]) -> AllJobs {
+    Writer::open(root).unwrap().put_all(jobs).unwrap();
+    let place = Place { state: root.to_owned(), runtime: root.to_owned(), system: false };
+    let files = FromFiles::of(Host::real().unwrap(), place).unwrap();
+    AllJobs::of(vec![Box::new(files)], Vec::new())
+}
+
 #[test]
 fn runs_before_many_jobs_are_those_before_each() {
     let root = tempfile::tempdir().unwrap();
     let jobs: Vec<Record> = (1..=4 * LINEAGE_CANDIDATES as u32).map(job).collect();
-    Writer::open(root.path()).unwrap().put_all(&jobs).unwrap();
-    let place = Place { state: root.path().to_owned(), runtime: root.path().to_owned(), system: false };
-    let files = FromFiles::of(Host::real().unwrap(), place).unwrap();
-    let mut all = AllJobs::of(vec![Box::new(files)], Vec::new());
+    let mut all = stored(root.path(), &jobs);
     let listed = all.jobs(&JobsFilter { is_brief: true, ..JobsFilter::default() }).unwrap();
     let by_time: Vec<&Record> = listed.iter().step_by(7).chain(&listed[listed.len() - 9..]).collect();
     let backwards: Vec<&Record> = by_time.iter().rev().copied().collect();
@@ -48,10 +53,43 @@ fn runs_before_many_jobs_are_those_before_each() {
     assert!(found > 1000, "{found} runs were compared");
 }
 
+/// How many jobs each list was asked for, with the jobs of so many users in this order.
+fn lists(count: u32, users: u32, is_rising: bool) -> Vec<usize> {
+    let root = tempfile::tempdir().unwrap();
+    let of_users = |id: u32| Record { user: Some(format!("u{}", id % users)), ..job(2 * id + 1) };
+    let mut jobs: Vec<Record> = (10..10 + count).map(of_users).collect();
+    let mut all = stored(root.path(), &jobs);
+    if !is_rising {
+        jobs.reverse();
+    }
+    let mut runs = EarlierRuns::default();
+    for record in &jobs {
+        runs.of(&mut all, record).unwrap();
+    }
+    runs.lists
+}
+
+#[test]
+fn few_lists_serve_many_jobs_in_either_order() {
+    assert_eq!(lists(400, 1, false).len(), 2);
+    assert_eq!(lists(400, 1, true).len(), 2);
+    assert_eq!(lists(400, 20, false).len(), 20);
+}
+
+#[test]
+fn no_job_costs_more_than_alone_but_for_one_list_of_its_user() {
+    let count = 2 * (LINEAGE_CANDIDATES + AHEAD) as u32;
+    let rising = lists(count, 1, true);
+    assert_eq!(rising.iter().filter(|&&asked| asked > LINEAGE_CANDIDATES).count(), 1);
+    // More users than can be held with what is read ahead.
+    let users = lists(4 * LINEAGE_CANDIDATES as u32, 40, false);
+    assert!(users.iter().all(|&asked| asked <= LINEAGE_CANDIDATES), "{users:?}");
+}
+
 #[test]
 fn what_is_held_is_bounded() {
     let mut runs = EarlierRuns::default();
-    let read = |count: usize| Read { until_ns: None, jobs: vec![job(1); count], is_all: true };
+    let read = |count: usize| Read { until_ns: None, jobs: vec![job(1); count], is_all: true, turn: 0 };
     for user in 0..100 {
         runs.hold((user.to_string(), "slurm".to_owned()), read(LINEAGE_CANDIDATES));
         assert!(runs.held() <= HELD_MAX && runs.read.contains_key(&(user.to_string(), "slurm".to_owned())));

@@ -146,7 +146,9 @@ fn name_jobs(jobs: &mut met_config::Jobs, args: &ColmetNodeArgs) -> Result<()> {
     }
     let layout = colmet_options::layout(root.as_deref(), args.regex_job_id.as_deref());
     let refused = |why| {
-        Failure::usage(format!("--cpuset_rootpath and --regex_job_id name no jobs: {why}; see jobs.layouts"))
+        Failure::usage(format!(
+            "--cpuset_rootpath and --regex_job_id cannot be used: {why}; see jobs.layouts"
+        ))
     };
     jobs.layouts.insert(0, layout.map_err(refused)?);
     Ok(())
