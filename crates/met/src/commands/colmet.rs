@@ -1,6 +1,7 @@
 //! `met colmet-collector` and `met colmet-node`: Colmet's own command lines.
 
 use std::net::ToSocketAddrs;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -77,7 +78,9 @@ pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: u8) -> Result<
             ("events", events.clone()),
             ("queue", vec![args.zeromq_hwm.clamp(1, 1_000_000).to_string()]),
         ],
-    )?;
+    );
+    // All others were checked before.
+    let sink = sink.map_err(|error| Failure::usage(format!("--zeromq-uri: {error}")))?;
     for line in ignored_by_node(args) {
         tracing::warn!("{line}");
     }
@@ -182,7 +185,9 @@ fn sinks(args: &ColmetCollectorArgs) -> Result<Vec<Configured>> {
         sinks.push(sink("stdout", &[("format", vec!["colmet".to_owned()])])?);
     }
     if let Some(path) = &args.hdf5_filepath {
-        let path = std::path::absolute(path)?.to_string_lossy().into_owned();
+        let path = std::path::absolute(path)?;
+        check_place(&path).map_err(|why| Failure::usage(format!("--hdf5-filepath: {why}")))?;
+        let path = path.to_string_lossy().into_owned();
         let level = args.hdf5_complevel.to_string();
         let flush = format!("{}ms", period(args).as_millis());
         sinks.push(sink("hdf5", &[("path", vec![path]), ("level", vec![level]), ("flush", vec![flush])])?);
@@ -210,6 +215,18 @@ fn sinks(args: &ColmetCollectorArgs) -> Result<Vec<Configured>> {
         )),
         false => Ok(sinks),
     }
+}
+
+/// A file that cannot be written now is mostly a mistyped one; the sink would try again and again.
+fn check_place(path: &Path) -> Result<(), String> {
+    let folder = path.parent().filter(|_| !path.is_dir());
+    let folder = folder.ok_or_else(|| format!("{} is a directory; name a file", path.display()))?;
+    if !folder.is_dir() {
+        return Err(format!("there is no directory {}; create it", folder.display()));
+    }
+    let place = if path.exists() { path } else { folder };
+    rustix::fs::access(place, rustix::fs::Access::WRITE_OK)
+        .map_err(|error| format!("{} cannot be written: {error}", place.display()))
 }
 
 fn sink(name: &str, given: &[(&'static str, Vec<String>)]) -> Result<Configured> {
