@@ -850,12 +850,12 @@ def wrong_options_of_the_fronts_are_refused_before_anything_starts(world):
         with open(secret, "w") as file:
             file.write(content)
         world.met(*elastic).refused(why)
+    for value, why in ((f"{secret}/out.hdf5", "is not a directory"), (world.me.path(""), "is a directory; name a file")):
+        world.met("colmet-collector", "--hdf5-filepath", value).refused("--hdf5-filepath", why)
     os.remove(secret)
     world.met(*elastic).refused(secret)
     node = ("colmet-node", "--zeromq-uri", "tcp://127.0.0.1:1", "--enable-perfhw", "--perfhw-list")
     world.met(*node, "instructions", "nosuch").refused("--perfhw-list", '"nosuch" is not an event', "cpu_cycles", "bpf_output")
-    for value, why in (("/nowhere/out.hdf5", "there is no directory /nowhere"), (world.me.path(""), "is a directory; name a file")):
-        world.met("colmet-collector", "--hdf5-filepath", value).refused("--hdf5-filepath", why)
     world.met("colmet-node", "--zeromq-uri", "127.0.0.1:5556").refused("--zeromq-uri", "127.0.0.1:5556")
     for option, value, why in (("--regex_job_id", r"(?<=_)(\d+)", "look-around"), ("--cpuset_rootpath", "/srv/jobs", "not a cgroup below /cpuset/")):
         world.met("colmet-node", option, value).refused(option, why)

@@ -81,9 +81,9 @@ def a_file_of_several_jobs_is_shown_job_by_job(world):
         world.me.run_to_end("true", options=("-n", name))
     for ending in ("jsonl", "h5"):
         world.met("export", "--since", "1h", "-o", f"all.{ending}").ok()
-        world.met("show", f"all.{ending}").refused("several", f"met show all.{ending} JOB")
+        world.met("show", f"all.{ending}").refused("has 3 jobs (3, 2, 1)", f"met show all.{ending} JOB")
         equal(world.met("show", f"all.{ending}", "one", "--json").ok().json()["job"]["name"], "one", "a job by name")
-        world.met("show", f"all.{ending}", "two").refused("several")
+        world.met("show", f"all.{ending}", "two").refused("has 2 jobs")
         # Energy may be shared out a moment after the end.
         export = lambda: world.met("export", "--since", "1h", "-o", f"all.{ending}", "--force").ok()
         shown = lambda *file: world.met("show", *file, "3", "--json").ok().out

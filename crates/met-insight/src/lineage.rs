@@ -79,8 +79,18 @@ pub(crate) fn telling_words(record: &Record) -> Vec<String> {
 
 /// The name that a person gave it: by `met run --lineage`, a tag, or `MET_LINEAGE` in a batch job.
 fn given(record: &Record) -> Option<&str> {
-    let tagged = record.annotation.tags.iter().find_map(|tag| tag.strip_prefix(TAG));
-    tagged.or(record.scheduling.lineage.as_deref()).filter(|name| !name.is_empty())
+    let tagged = tag(record).and_then(|tag| tag.strip_prefix(TAG));
+    tagged.or(record.scheduling.lineage.as_deref().filter(|name| !name.is_empty()))
+}
+
+/// The tag that names its lineage, if it has one: by it the runs are found among all jobs.
+pub fn tag(record: &Record) -> Option<&str> {
+    record
+        .annotation
+        .tags
+        .iter()
+        .map(String::as_str)
+        .find(|tag| tag.len() > TAG.len() && tag.starts_with(TAG))
 }
 
 /// `/var/spool/slurmd/job01240/slurm_script`, `/var/lib/oar/…/1240`, `/var/spool/pbs/mom_priv/jobs/17.server.SC`.

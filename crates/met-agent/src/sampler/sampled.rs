@@ -206,14 +206,16 @@ fn note_end_of_main(record: &mut Record) {
 }
 
 /// Needed memory is only sampled. Where the kernel saw clearly more held at once than any sample explains,
-/// the highest came between two of them.
+/// the highest came between two of them, and so it is where the kernel killed processes for lack of memory.
 fn doubt_needed_memory(totals: &mut Totals, series: &Series) {
     let cache = series.maximum(MEMORY_CACHE).unwrap_or(0);
     let (Some(peak), Some(needed)) = (totals.get(MEMORY_PEAK), totals.figure(MEMORY_NEEDED_PEAK).cloned())
     else {
         return;
     };
-    if peak > needed.value + cache + peak / 10 + UNEXPLAINED_BYTES {
+    // What was killed for memory wanted more than there was.
+    let is_killed = totals.get(OOM_KILLS).is_some_and(|kills| kills > 0);
+    if is_killed || peak > needed.value + cache + peak / 10 + UNEXPLAINED_BYTES {
         totals.set(MEMORY_NEEDED_PEAK, needed.value, LowerBound, needed.source);
     }
 }
@@ -296,5 +298,21 @@ mod tests {
         assert_eq!((major.1, calls.1), (LowerBound, LowerBound), "sums over the reaped lack somebody");
         assert_eq!((calls.0, calls.2), (5000, rusage));
         assert_eq!(figures(false)[0], (623, LowerBound, "taskstats".to_owned()));
+    }
+
+    #[test]
+    fn needed_memory_is_a_lower_bound_where_the_kernel_saw_more_or_killed_for_it() {
+        const MIB: i64 = 1 << 20;
+        let kind = |peak: i64, kills: i64| {
+            let mut totals = Totals::default();
+            totals.set(MEMORY_PEAK, peak, Measured, Account::Cgroup);
+            totals.set(MEMORY_NEEDED_PEAK, 47 * MIB, QualityKind::Sampled, Account::Cgroup);
+            totals.set(OOM_KILLS, kills, Measured, Account::Cgroup);
+            doubt_needed_memory(&mut totals, &Series::new(&JOB));
+            totals.figure(MEMORY_NEEDED_PEAK).map(|figure| figure.kind)
+        };
+        assert_eq!(kind(60 * MIB, 0), Some(QualityKind::Sampled));
+        assert_eq!(kind(60 * MIB, 1), Some(LowerBound));
+        assert_eq!(kind(90 * MIB, 0), Some(LowerBound));
     }
 }

@@ -15,8 +15,8 @@ const AHEAD: usize = 3 * LINEAGE_CANDIDATES;
 /// Records that are held, of all users together.
 const HELD_MAX: usize = 20 * LINEAGE_CANDIDATES;
 
-/// By user and manager.
-type Owner = (String, String);
+/// By user, manager and the tag that names a lineage.
+type Owner = (String, String, Option<String>);
 
 #[derive(Default)]
 pub struct EarlierRuns {
@@ -67,7 +67,7 @@ impl EarlierRuns {
     /// As [`AllJobs::earlier_runs`].
     pub fn of(&mut self, all: &mut AllJobs, record: &Record) -> Result<Vec<&Record>> {
         let owner = met_insight::rules::user::owner(record).unwrap_or_default();
-        let owner = (owner, record.key.manager.clone());
+        let owner = (owner, record.key.manager.clone(), lineage::tag(record).map(str::to_owned));
         self.turn += 1;
         let has_all = |read: &Read| read.has_all_before(record.start_ns);
         if !self.read.get(&owner).is_some_and(has_all) {

@@ -53,6 +53,23 @@ fn runs_before_many_jobs_are_those_before_each() {
     assert!(found > 1000, "{found} runs were compared");
 }
 
+#[test]
+fn runs_of_a_named_lineage_are_found_behind_any_number_of_other_jobs() {
+    let root = tempfile::tempdir().unwrap();
+    let mut jobs: Vec<Record> = (1..=2 * LINEAGE_CANDIDATES as u32).map(|id| job(6 * id)).collect();
+    let last = jobs.len() - 1;
+    for at in [0, 1, last] {
+        jobs[at].annotation.tags.insert("lineage.night".to_owned());
+    }
+    let mut all = stored(root.path(), &jobs);
+    let alone = all.earlier_runs(&jobs[last]).unwrap();
+    assert_eq!(alone.iter().map(|run| &run.key).collect::<Vec<_>>(), [&jobs[1].key, &jobs[0].key]);
+    let mut shared = EarlierRuns::default();
+    shared.of(&mut all, &jobs[last - 1]).unwrap();
+    let together: Vec<Record> = shared.of(&mut all, &jobs[last]).unwrap().into_iter().cloned().collect();
+    assert_eq!(together, alone);
+}
+
 /// How many jobs each list was asked for, with the jobs of so many users in this order.
 fn lists(count: u32, users: u32, is_rising: bool) -> Vec<usize> {
     let root = tempfile::tempdir().unwrap();
@@ -91,7 +108,8 @@ fn what_is_held_is_bounded() {
     let mut runs = EarlierRuns::default();
     let read = |count: usize| Read { until_ns: None, jobs: vec![job(1); count], is_all: true, turn: 0 };
     for user in 0..100 {
-        runs.hold((user.to_string(), "slurm".to_owned()), read(LINEAGE_CANDIDATES));
-        assert!(runs.held() <= HELD_MAX && runs.read.contains_key(&(user.to_string(), "slurm".to_owned())));
+        let owner = (user.to_string(), "slurm".to_owned(), None);
+        runs.hold(owner.clone(), read(LINEAGE_CANDIDATES));
+        assert!(runs.held() <= HELD_MAX && runs.read.contains_key(&owner));
     }
 }

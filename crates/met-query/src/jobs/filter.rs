@@ -162,13 +162,15 @@ impl JobsFilter {
     }
 
     /// The jobs among which earlier runs of a job are looked for: the newest of its user and manager, those that began
-    /// before a time, without their processes. `None` of a job without a user: there is no telling whose runs are alike.
+    /// before a time, without their processes; if a tag names its lineage, the newest of these that have it. `None` of a job without a user: there is no telling whose runs are alike.
     pub fn perhaps_of_lineage(record: &Record, until_ns: Option<i64>) -> Option<JobsFilter> {
         let user = met_insight::rules::user::owner(record)?;
         let manager = Some(record.key.manager.clone());
         let times = JobTimes { until_ns, ..JobTimes::default() };
         let page = PageAsk::first(LINEAGE_CANDIDATES);
-        let filter = JobsFilter { times, manager, page, is_brief: true, ..JobsFilter::default() };
+        let conditions =
+            Conditions { tag: met_insight::lineage::tag(record).map(str::to_owned), ..Conditions::default() };
+        let filter = JobsFilter { times, manager, page, conditions, is_brief: true, ..JobsFilter::default() };
         Some(filter.of_user(Some(&user)))
     }
 

@@ -217,14 +217,16 @@ fn sinks(args: &ColmetCollectorArgs) -> Result<Vec<Configured>> {
     }
 }
 
-/// A file that cannot be written now is mostly a mistyped one; the sink would try again and again.
+/// A file that can never be written is mostly a mistyped one; the sink would try again and again. Folders that are missing
+/// are created.
 fn check_place(path: &Path) -> Result<(), String> {
-    let folder = path.parent().filter(|_| !path.is_dir());
-    let folder = folder.ok_or_else(|| format!("{} is a directory; name a file", path.display()))?;
-    if !folder.is_dir() {
-        return Err(format!("there is no directory {}; create it", folder.display()));
+    if path.is_dir() {
+        return Err(format!("{} is a directory; name a file", path.display()));
     }
-    let place = if path.exists() { path } else { folder };
+    let place = path.ancestors().find(|place| place.exists()).unwrap_or(path);
+    if place != path && !place.is_dir() {
+        return Err(format!("{} is not a directory", place.display()));
+    }
     rustix::fs::access(place, rustix::fs::Access::WRITE_OK)
         .map_err(|error| format!("{} cannot be written: {error}", place.display()))
 }
