@@ -83,7 +83,6 @@ pub fn bounds(job: &Job<'_>, ceilings: &Ceilings) -> Option<Bounds> {
         (share.max(by_mean) / cores).min(1.0)
     });
     let speedup_limit_min = serial_high.filter(|&serial| serial > 0.01).map(|serial| 1.0 / serial);
-    let storage_wait = average::per_second(job.record, column::PRESSURE_IO, job.now_ns);
     Some(Bounds {
         size,
         cores,
@@ -92,7 +91,7 @@ pub fn bounds(job: &Job<'_>, ceilings: &Ceilings) -> Option<Bounds> {
         serial_high,
         speedup_limit_min,
         headroom: ceilings::headroom(job, cores, size, ceilings),
-        storage_wait: storage_wait.map(|share| share.min(1.0)),
+        storage_wait: average::waited(job.record, column::PRESSURE_IO, column::DELAY_IO, job.now_ns),
     })
 }
 
@@ -131,8 +130,11 @@ fn threads(job: &Job<'_>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use met_core::job::Part;
+
     use super::*;
     use crate::report::Machine;
+    use crate::sample;
     use crate::series_tests::{Made, made};
 
     fn serial_high(made: &Made) -> f64 {
@@ -160,6 +162,25 @@ mod tests {
             "one thread alone: 25% of the time; if that stays, more workers make it at most 4.0 times as fast",
         ];
         assert!(over_time.iter().all(|line| words.iter().any(|word| word == line)), "{words:#?}");
+    }
+
+    #[test]
+    fn the_wait_for_storage_is_the_mean_of_nodes_and_may_be_of_delays() {
+        let wait = |made: &Made| {
+            let job =
+                Job::new(&made.record, Machine { cpus: Some(4) }, made.now_ns()).sampled(made.samples());
+            bounds(&job, &Ceilings::default()).unwrap().storage_wait
+        };
+        let mut waited = made(100).cores(|_| 2.0).rate(column::DELAY_IO, |_| 0.5);
+        waited.record.allocated.cpus = Some(8);
+        assert_eq!(wait(&waited), Some(0.5), "by delays");
+        let mut waited = waited.rate(column::PRESSURE_IO, |_| 0.6);
+        assert_eq!(wait(&waited), Some(0.6));
+        waited.record.nodes = vec!["n1".to_owned(), "n2".to_owned()];
+        for node in ["n1", "n2"] {
+            waited.record.parts.push(Part { node: node.to_owned(), ..sample::scheduled().parts[0].clone() });
+        }
+        assert_eq!(wait(&waited), Some(0.3), "0.3 on each of two nodes");
     }
 
     #[test]
