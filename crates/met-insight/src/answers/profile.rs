@@ -10,6 +10,7 @@ use met_core::series::{Interval, Series};
 use super::Samples;
 use crate::gpu;
 use crate::resample::{Bin, Bins, Rates};
+use crate::rules::quantile;
 
 /// Steps in which phases are looked for: enough for a page, few enough for all partitions.
 const STEPS_MAX: usize = 120;
@@ -87,6 +88,7 @@ pub struct Profile<'a> {
     warm_ms: i64,
     phases: OnceCell<Vec<Phase>>,
     serial_share: OnceCell<Option<f64>>,
+    cores_sustained: OnceCell<Option<f64>>,
     memory_growth: OnceCell<Option<f64>>,
     moments: RefCell<Vec<(usize, Moments)>>,
 }
@@ -108,7 +110,7 @@ pub fn warm_up_s(wall_s: f64) -> f64 {
 impl<'a> Profile<'a> {
     pub fn of(record: &Record, samples: Samples<'a>, now_ns: i64) -> Option<Profile<'a>> {
         let (begin_ms, end_ms) = span_of(record, now_ns).filter(|_| samples.series.len() >= 2)?;
-        let (phases, serial_share, memory_growth, moments) = Default::default();
+        let (phases, serial_share, cores_sustained, memory_growth, moments) = Default::default();
         Some(Profile {
             rates: Rates::new(samples.series, samples.gap_ms),
             has_gpus: gpu::count(record) > 0,
@@ -117,6 +119,7 @@ impl<'a> Profile<'a> {
             warm_ms: warm_ms(begin_ms, end_ms),
             phases,
             serial_share,
+            cores_sustained,
             memory_growth,
             moments,
         })
@@ -160,22 +163,7 @@ impl<'a> Profile<'a> {
 
     /// Cores that were busy at least, for so long in all: five minutes, or 5 % of a shorter time. A warm-up counts.
     pub fn cores_sustained(&self) -> Option<f64> {
-        let scale = self.rates.series().table.columns[column::CPU].scale;
-        let mut spans: Vec<(f64, i64)> = Vec::new();
-        self.rates.each(column::CPU, |span| {
-            let inside_ms = span.end_ms.min(self.end_ms) - span.begin_ms.max(self.begin_ms);
-            if inside_ms > 0 {
-                spans.push((span.value * scale, inside_ms));
-            }
-        });
-        let covered_ms: i64 = spans.iter().map(|&(_, length_ms)| length_ms).sum();
-        let mut left_ms = SUSTAINED_MS.min(covered_ms / 20);
-        spans.sort_unstable_by(|one, other| other.0.total_cmp(&one.0));
-        let found = spans.iter().find(|&&(_, length_ms)| {
-            left_ms -= length_ms;
-            left_ms <= 0
-        });
-        found.map(|&(cores, _)| cores)
+        *self.cores_sustained.get_or_init(|| cores_sustained(&self.rates, self.begin_ms, self.end_ms))
     }
 
     /// Growth of needed memory over the second half, in bytes per second; `None` unless it grew steadily.
@@ -529,6 +517,20 @@ fn serial_share(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
         serial_ms += if span.value * scale <= ONE_CORE { length_ms } else { 0 };
     });
     (covered_ms > 0).then(|| serial_ms as f64 / covered_ms as f64)
+}
+
+fn cores_sustained(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
+    let scale = rates.series().table.columns[column::CPU].scale;
+    let (mut spans, mut covered_ms) = (Vec::new(), 0);
+    rates.each(column::CPU, |span| {
+        let inside_ms = span.end_ms.min(end_ms) - span.begin_ms.max(begin_ms);
+        if inside_ms > 0 {
+            // The highest first.
+            spans.push((-span.value * scale, inside_ms as f64));
+            covered_ms += inside_ms;
+        }
+    });
+    quantile(&mut spans, SUSTAINED_MS.min(covered_ms / 20) as f64).map(|cores| -cores)
 }
 
 /// Memory that grows in every eighth of the second half. Growth that stops is a program that fills its tables.

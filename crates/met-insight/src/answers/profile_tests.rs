@@ -79,6 +79,28 @@ fn cores_that_were_used_for_a_while_are_known_whenever_that_was() {
 }
 
 #[test]
+fn sustained_cores_are_those_of_sorted_spans_and_worked_out_once() {
+    for (seconds, high_s) in [(600, 29), (600, 30), (600, 31), (12_000, 299), (12_000, 300), (12_000, 301)] {
+        let made = made(seconds).cores(|second| match second * 7919 % seconds {
+            at if at < high_s => 16.0,
+            at => 1.0 + f64::from(at % 13) / 20.0,
+        });
+        let profile = profile_of(&made).unwrap();
+        assert_eq!(profile.cores_sustained.get(), None, "not before it is asked for");
+        let mut rates: Vec<f64> = Vec::new();
+        profile.rates.each(column::CPU, |span| {
+            assert_eq!(span.end_ms - span.begin_ms, 1000);
+            rates.push(span.value * met_core::JOB.columns[column::CPU].scale);
+        });
+        rates.sort_by(|one, other| other.total_cmp(one));
+        let expected = rates[(seconds as usize / 20).min(300) - 1];
+        assert_eq!(profile.cores_sustained(), Some(expected), "{seconds} s, {high_s} s of them on 16 cores");
+        assert_eq!(expected > 15.0, high_s >= (seconds / 20).min(300));
+        assert_eq!(profile.cores_sustained.get(), Some(&Some(expected)));
+    }
+}
+
+#[test]
 fn noise_makes_no_phases() {
     let noisy = made(300).cores(|second| 2.0 + 0.15 * f64::from(second * 7919 % 11 - 5) / 5.0);
     assert_eq!(reported(&noisy), "compute 300");
