@@ -75,13 +75,10 @@ pub fn bounds(job: &Job<'_>, ceilings: &Ceilings) -> Option<Bounds> {
     }
     let cores = average::cores(job.record, job.now_ns).filter(|&cores| cores > 0.0)?;
     let serial_time = job.profile().and_then(|profile| profile.runnable_alone_share());
-    let runnable = cores + average::per_second(job.record, column::RUN_QUEUE_WAIT, job.now_ns).unwrap_or(0.0);
     // On one core all of the run is serial by necessity.
-    let serial_high = serial_time.filter(|_| size > 1.0).map(|share| {
-        // A thread that waited for a CPU was not serial.
-        let by_mean = ((size - runnable) / (size - 1.0)).clamp(0.0, 1.0);
-        (share.max(by_mean) / cores).min(1.0)
-    });
+    let serial_high = serial_time
+        .filter(|_| size > 1.0)
+        .map(|share| (share.max(alone_most(job, cores, size)) / cores).min(1.0));
     let speedup_limit_min = serial_high.filter(|&serial| serial > 0.01).map(|serial| 1.0 / serial);
     Some(Bounds {
         size,
@@ -93,6 +90,17 @@ pub fn bounds(job: &Job<'_>, ceilings: &Ceilings) -> Option<Bounds> {
         headroom: ceilings::headroom(job, cores, size, ceilings),
         storage_wait: average::waited(job.record, column::PRESSURE_IO, column::DELAY_IO, job.now_ns),
     })
+}
+
+/// The largest share of the time that can have had one runnable thread only: all of them were runnable in the rest. Of
+/// threads that waited for a CPU there may be more than CPUs, which bounds nothing unless it is known how many.
+fn alone_most(job: &Job<'_>, cores: f64, size: f64) -> f64 {
+    let share = |mean: f64, most: f64| ((most - mean) / (most - 1.0)).clamp(0.0, 1.0);
+    let by_cores = share(cores, size);
+    let waiting = average::per_second(job.record, column::RUN_QUEUE_WAIT, job.now_ns);
+    let threads = job.record.totals.get(column::THREADS_PEAK).map(|threads| threads as f64);
+    let by_threads = waiting.zip(threads).map(|(waiting, threads)| share(cores + waiting, size.max(threads)));
+    by_threads.map_or(by_cores, |by_threads| by_threads.min(by_cores))
 }
 
 /// Cores that are busy by the clock of the samples, beyond a whole number.
@@ -130,7 +138,7 @@ fn threads(job: &Job<'_>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use met_core::job::Part;
+    use met_core::job::{Part, QualityKind};
 
     use super::*;
     use crate::report::Machine;
@@ -185,16 +193,34 @@ mod tests {
 
     #[test]
     fn threads_that_wait_for_a_cpu_are_not_serial() {
-        let crowded = made(100).cores(|_| 1.0).rate(column::RUN_QUEUE_WAIT, |_| 3.0);
+        let mut crowded = made(100).cores(|_| 1.0).rate(column::RUN_QUEUE_WAIT, |_| 3.0);
+        assert_eq!(serial_high(&crowded), 1.0, "any number of threads may have waited for short times");
+        crowded.record.totals.set(column::THREADS_PEAK, 4, QualityKind::Sampled, "proc");
         let job = Job::new(&crowded.record, Machine { cpus: Some(4) }, crowded.now_ns());
         let bounds = bounds(&job.sampled(crowded.samples()), &Ceilings::default()).unwrap();
         assert_eq!((bounds.serial_time, bounds.serial_high), (Some(0.0), Some(0.0)));
     }
 
     #[test]
+    fn more_threads_than_cpus_by_turns_with_one_are_within_the_bound() {
+        // Eight threads on four CPUs, and one alone, by turns between samples: a fifth of the work is serial.
+        let mut turns = made(100).cores(|_| 2.5).rate(column::RUN_QUEUE_WAIT, |_| 2.0);
+        let unknown = serial_high(&turns);
+        turns.record.totals.set(column::THREADS_PEAK, 8, QualityKind::Sampled, "proc");
+        for high in [unknown, serial_high(&turns)] {
+            assert!((high - 0.2).abs() < 0.01, "{high}");
+        }
+        // Seven of eight runnable on average, on two CPUs that others left them.
+        let mut crowded = made(100).cores(|_| 2.0).rate(column::RUN_QUEUE_WAIT, |_| 5.0);
+        crowded.record.totals.set(column::THREADS_PEAK, 8, QualityKind::Sampled, "proc");
+        let high = serial_high(&crowded);
+        assert!((high - 1.0 / 7.0 / 2.0).abs() < 0.01, "{high}");
+    }
+
+    #[test]
     fn what_was_busy_is_no_size() {
         let mut made = made(100).cores(|_| 7.4);
-        made.record.totals.set(column::CORES_PEAK, 7_400, met_core::job::QualityKind::Sampled, "proc");
+        made.record.totals.set(column::CORES_PEAK, 7_400, QualityKind::Sampled, "proc");
         let of = |made: &Made| size(&Job::new(&made.record, Machine { cpus: Some(8) }, made.now_ns()));
         assert_eq!(of(&made), None);
         made.record.allocated.cpus = Some(8);
@@ -204,7 +230,7 @@ mod tests {
     /// A plain `met run` on a machine of 8 CPUs: threads at most, cores busy at once at most and on average, threads
     /// waiting for a CPU.
     fn plain(threads: i64, peak: f64, cores: f64, waiting: f64) -> Made {
-        use met_core::job::{Local, Origin, QualityKind};
+        use met_core::job::{Local, Origin};
         let mut made = made(100).cores(move |_| cores).rate(column::RUN_QUEUE_WAIT, move |_| waiting);
         made.record.totals.set(column::THREADS_PEAK, threads, QualityKind::Sampled, "proc");
         made.record.totals.set(column::CORES_PEAK, (peak * 1e3) as i64, QualityKind::Sampled, "proc");
