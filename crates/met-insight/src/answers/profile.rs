@@ -14,8 +14,6 @@ use crate::rules::quantile;
 
 /// Steps in which phases are looked for: enough for a page, few enough for all partitions.
 const STEPS_MAX: usize = 120;
-/// Steps in which threads are counted: of a job of a day a minute and a half each.
-const ALONE_STEPS_MAX: usize = 1000;
 /// Differences below this share of the highest level are noise.
 const NOISE: f64 = 0.06;
 /// Cores busy in a step that counts as idle, and in one that counts as computing.
@@ -145,20 +143,26 @@ impl<'a> Profile<'a> {
     /// The share of covered time in which at most one thread ran or waited for a CPU; where waiting was not read, as
     /// [`Profile::serial_share`].
     pub fn runnable_alone_share(&self) -> Option<f64> {
-        let count = self.rates.series().len().clamp(2, ALONE_STEPS_MAX);
-        let of = |index: usize| {
-            let scale = self.rates.series().table.columns[index].scale;
-            let bins = binned(&self.rates, index, self.begin_ms, self.end_ms, count);
-            bins.into_iter().map(|bin| bin.map(|bin| bin.mean * scale)).collect::<Vec<_>>()
-        };
-        let (cores, waiting) = (of(column::CPU), of(column::RUN_QUEUE_WAIT));
-        if waiting.iter().all(Option::is_none) {
+        let mut waiting: Vec<Interval> = Vec::new();
+        self.rates.each(column::RUN_QUEUE_WAIT, |span| waiting.push(*span));
+        if waiting.is_empty() {
             return self.serial_share();
         }
-        let runnable: Vec<f64> =
-            cores.iter().zip(&waiting).filter_map(|(cores, waiting)| Some((*cores)? + (*waiting)?)).collect();
-        let alone = runnable.iter().filter(|&&runnable| runnable <= ONE_CORE).count();
-        (!runnable.is_empty()).then(|| alone as f64 / runnable.len() as f64)
+        let columns = self.rates.series().table.columns;
+        let [cpu_scale, wait_scale] = [column::CPU, column::RUN_QUEUE_WAIT].map(|index| columns[index].scale);
+        let (mut first, mut alone_ms, mut covered_ms) = (0, 0, 0);
+        self.rates.each(column::CPU, |busy| {
+            let (begin_ms, end_ms) = (busy.begin_ms.max(self.begin_ms), busy.end_ms.min(self.end_ms));
+            // Both are in the order of time, mostly of the same samples.
+            first += waiting[first..].iter().take_while(|wait| wait.end_ms <= begin_ms).count();
+            for wait in waiting[first..].iter().take_while(|wait| wait.begin_ms < end_ms) {
+                let both_ms = (wait.end_ms.min(end_ms) - wait.begin_ms.max(begin_ms)).max(0);
+                let runnable = busy.value * cpu_scale + wait.value * wait_scale;
+                covered_ms += both_ms;
+                alone_ms += if runnable <= ONE_CORE { both_ms } else { 0 };
+            }
+        });
+        (covered_ms > 0).then(|| alone_ms as f64 / covered_ms as f64)
     }
 
     /// Cores that were busy at least, for so long in all: five minutes, or 5 % of a shorter time. A warm-up counts.

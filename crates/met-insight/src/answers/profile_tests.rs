@@ -151,3 +151,33 @@ fn the_serial_part_is_the_time_with_one_core_busy() {
     let profile = profile_of(&made).unwrap();
     assert!((profile.serial_share().unwrap() - 0.3).abs() < 0.02);
 }
+
+#[test]
+fn short_times_of_one_thread_alone_in_a_long_job_are_counted() {
+    // Two seconds of each twenty, of two hours.
+    let alone = |second: i32| second % 20 < 2;
+    let of = |waiting: fn(i32) -> f64| {
+        let made = made(7200).cores(move |second| if alone(second) { 1.0 } else { 4.0 });
+        let made = made.rate(column::RUN_QUEUE_WAIT, waiting);
+        profile_of(&made).unwrap().runnable_alone_share().unwrap()
+    };
+    assert_eq!(of(|_| 0.0), 0.1);
+    assert_eq!(of(|second| if second < 3600 { 3.0 } else { 0.0 }), 0.05, "others waited meanwhile");
+}
+
+#[test]
+fn runnable_threads_are_counted_where_both_columns_are_known() {
+    let mut made = made(100).cores(|second| if second < 50 { 1.0 } else { 4.0 });
+    made = made.rate(column::RUN_QUEUE_WAIT, |_| 0.0);
+    // Waiting was read every other second, and not at all for the last 30.
+    for row in 0..made.series.len() {
+        if row % 2 == 1 || row > 70 {
+            made.series.columns[column::RUN_QUEUE_WAIT][row] = met_core::MISSING;
+        }
+    }
+    let share = profile_of(&made).unwrap().runnable_alone_share().unwrap();
+    assert!((share - 50.0 / 70.0).abs() < 1e-9, "{share}");
+    made.series.columns[column::RUN_QUEUE_WAIT].fill(met_core::MISSING);
+    let profile = profile_of(&made).unwrap();
+    assert_eq!(profile.runnable_alone_share(), profile.serial_share());
+}

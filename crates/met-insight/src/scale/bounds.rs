@@ -6,7 +6,13 @@ use met_core::units::{self, cores};
 use super::ceilings::{self, Ceilings, Headroom};
 use crate::answers::Job;
 use crate::rules::fields;
-use crate::{allocation, average};
+use crate::{allocation, average, gpu};
+
+/// From which the wait for storage, or the use of GPUs, explains that a CPU had nothing to do.
+const STORAGE_WAIT: f64 = 0.2;
+const GPUS_BUSY: f64 = 0.1;
+/// Cores that a job uses at most that mostly sleeps.
+const ASLEEP_CORES: f64 = 0.5;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bounds {
@@ -25,6 +31,8 @@ pub struct Bounds {
     pub headroom: Vec<Headroom>,
     /// The share of the time in which it waited for storage.
     pub storage_wait: Option<f64>,
+    /// Storage or a GPU did the work, or may have: that few threads were runnable says nothing of more workers.
+    pub is_busy_elsewhere: bool,
 }
 
 impl Bounds {
@@ -51,16 +59,21 @@ impl Bounds {
         let peak = self.cores_p95.map(|peak| {
             format!("cores over time: {} on average, {} or more for 5% of it", cores(self.cores), cores(peak))
         });
-        let serial = self.serial_time.map(|share| match share {
-            share if share < 0.005 => "one thread alone: at no time".to_owned(),
-            share if share > 0.995 => {
-                "one thread alone: all the time; more workers need a program that starts them".to_owned()
-            }
-            share => format!(
-                "one thread alone: {} of the time; if that stays, more workers make it at most {:.1} times as fast",
-                units::percent(share),
-                1.0 / share
-            ),
+        let serial = self.serial_time.map(|share| {
+            // What is shorter than the time between two samples is not seen in them.
+            let often = match share {
+                0.0 => "in no sample".to_owned(),
+                share => format!("{} of the time", units::percent(share)),
+            };
+            let gain = match share {
+                _ if self.is_busy_elsewhere => String::new(),
+                share if share < 0.005 => String::new(),
+                share if share > 0.995 => "; more workers need a program that starts them".to_owned(),
+                share => {
+                    format!("; if that stays, more workers make it at most {:.1} times as fast", 1.0 / share)
+                }
+            };
+            format!("at most one thread runnable: {often}{gain}")
         });
         peak.into_iter().chain(serial).collect()
     }
@@ -80,6 +93,7 @@ pub fn bounds(job: &Job<'_>, ceilings: &Ceilings) -> Option<Bounds> {
         .filter(|_| size > 1.0)
         .map(|share| (share.max(alone_most(job, cores, size)) / cores).min(1.0));
     let speedup_limit_min = serial_high.filter(|&serial| serial > 0.01).map(|serial| 1.0 / serial);
+    let storage_wait = average::waited(job.record, column::PRESSURE_IO, column::DELAY_IO, job.now_ns);
     Some(Bounds {
         size,
         cores,
@@ -88,8 +102,17 @@ pub fn bounds(job: &Job<'_>, ceilings: &Ceilings) -> Option<Bounds> {
         serial_high,
         speedup_limit_min,
         headroom: ceilings::headroom(job, cores, size, ceilings),
-        storage_wait: average::waited(job.record, column::PRESSURE_IO, column::DELAY_IO, job.now_ns),
+        storage_wait,
+        is_busy_elsewhere: is_busy_elsewhere(job, cores, storage_wait),
     })
+}
+
+/// A job whose tasks mostly sleep waits for something, even if its wait for storage is known: a network file system is not
+/// in it.
+fn is_busy_elsewhere(job: &Job<'_>, cores: f64, storage_wait: Option<f64>) -> bool {
+    let waits = cores < ASLEEP_CORES || storage_wait.is_some_and(|share| share > STORAGE_WAIT);
+    let has_gpus = gpu::count(job.record) > 0;
+    waits || has_gpus && average::gpus(job.record).is_none_or(|computing| computing > GPUS_BUSY)
 }
 
 /// The largest share of the time that can have had one runnable thread only: all of them were runnable in the rest. Of
@@ -167,9 +190,42 @@ mod tests {
         let words = bounds(&job, &Ceilings::default()).unwrap().words();
         let over_time = [
             "cores over time: 3.25 on average, 4 or more for 5% of it",
-            "one thread alone: 25% of the time; if that stays, more workers make it at most 4.0 times as fast",
+            "at most one thread runnable: 25% of the time; if that stays, more workers make it at most 4.0 times as fast",
         ];
         assert!(over_time.iter().all(|line| words.iter().any(|word| word == line)), "{words:#?}");
+    }
+
+    #[test]
+    fn nothing_is_said_of_more_workers_where_storage_or_a_gpu_did_the_work() {
+        let runnable = |made: &Made| {
+            let job =
+                Job::new(&made.record, Machine { cpus: Some(4) }, made.now_ns()).sampled(made.samples());
+            let words = bounds(&job, &Ceilings::default()).unwrap().words();
+            words.into_iter().find(|line| line.contains("thread")).unwrap()
+        };
+        let all = "at most one thread runnable: 100% of the time";
+        let with_advice = format!("{all}; more workers need a program that starts them");
+        assert_eq!(runnable(&made(100).cores(|_| 1.0)), with_advice);
+        assert_eq!(runnable(&made(100).computing(|_| 1.0)), with_advice);
+        // 64 processes that sleep.
+        let asleep = || made(100).cores(|_| 0.02);
+        assert_eq!(runnable(&asleep()), all, "what they waited for is not known");
+        assert_eq!(runnable(&asleep().rate(column::PRESSURE_IO, |_| 0.0)), all, "not for a local disk");
+        assert_eq!(runnable(&asleep().rate(column::PRESSURE_IO, |_| 0.9)), all);
+        assert_eq!(runnable(&made(100).cores(|_| 1.0).rate(column::DELAY_IO, |_| 0.9)), all);
+        let mut beside = made(100).computing(|_| 1.0);
+        beside.record.gpus = vec![sample::gpu()];
+        assert_eq!(runnable(&beside), all, "60 % of a GPU");
+        beside.record.gpus[0].utilization = Some(0.0);
+        assert_eq!(runnable(&beside), with_advice, "the GPU did nothing");
+        beside.record.gpus[0].utilization = None;
+        assert_eq!(runnable(&beside), all, "what the GPU did is not known");
+        let part = made(100).cores(|second| if second < 50 { 1.0 } else { 4.0 });
+        assert_eq!(
+            runnable(&part.rate(column::PRESSURE_IO, |_| 0.4)),
+            "at most one thread runnable: 50% of the time"
+        );
+        assert_eq!(runnable(&made(100).cores(|_| 4.0)), "at most one thread runnable: in no sample");
     }
 
     #[test]
