@@ -258,7 +258,7 @@ struct Step {
     io_wait: Option<f64>,
     /// From and to storage.
     io_bytes: Option<f64>,
-    /// By read and write calls: files in the page cache or of a network, pipes, sockets.
+    /// By read and write calls: files in the page cache or of a network, pipes, sockets. At least, as over the network.
     call_bytes: Option<f64>,
     memory_wait: Option<f64>,
     network_bytes: Option<f64>,
@@ -297,13 +297,15 @@ fn steps(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
     let (read_call, write_call) = (calls(column::READ_CALL), calls(column::WRITE_CALL));
     let share = |pressure: Option<f64>, delay: Option<f64>| pressure.or(delay).map(|share| share.min(1.0));
     let sum = |one: Option<f64>, other: Option<f64>| one.zip(other).map(|(one, other)| one + other);
+    // One alone is the least that moved, which is all that is asked of these.
+    let least = |one: Option<f64>, other: Option<f64>| sum(one, other).or(one).or(other);
     let step = |at: usize| Step {
         cores: cores[at],
         io_wait: share(pressure[at], delay[at]),
         io_bytes: sum(read[at], written[at]),
-        call_bytes: sum(read_call[at], write_call[at]),
+        call_bytes: least(read_call[at], write_call[at]),
         memory_wait: share(memory[at], memory_delay[at]),
-        network_bytes: sum(received[at], sent[at]),
+        network_bytes: least(received[at], sent[at]),
         gpus: gpus[at],
     };
     (0..count).map(step).collect()

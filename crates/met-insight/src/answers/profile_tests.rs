@@ -64,6 +64,14 @@ fn a_slow_copy_is_not_idle() {
     assert_eq!(reported(&copy(1e3)), "compute 120, idle tail 80", "a log");
     let calls = tail().rate(column::READ_CALL, later(2e5)).rate(column::WRITE_CALL, later(2e5));
     assert_eq!(reported(&calls), "compute 120, light work 80", "from the page cache to a socket");
+    for one in [column::READ_CALL, column::WRITE_CALL, column::NETWORK_RECEIVED] {
+        assert_eq!(
+            reported(&tail().rate(one, later(2e5))),
+            "compute 120, light work 80",
+            "the other is unknown"
+        );
+        assert_eq!(reported(&tail().rate(one, later(1e3))), "compute 120, idle tail 80", "{one}");
+    }
 }
 
 #[test]
