@@ -59,7 +59,7 @@ fn job(index: usize, of: &Of) -> Record {
 /// What is known of its storage.
 fn storage(record: &mut Record, of: &Of) {
     use QualityKind::{Measured, Sampled};
-    let mib_per_second = |rate: i64| rate * (of.wall_ns / 1_000_000_000) << 20;
+    let mib_per_second = |rate: i64| (rate << 20) * (of.wall_ns / 1_000_000_000);
     let mut set = |index: usize, value: i64, kind| record.totals.set(index, value, kind, "cgroup");
     match of.user {
         "reader" => set(column::PRESSURE_IO, of.wall_ns / 2, Measured),
