@@ -38,8 +38,7 @@ fn job(index: usize, of: &Of) -> Record {
     }
     let cpu_ns = (of.busy * of.cpus as f64 * of.wall_ns as f64) as i64;
     record.totals.set(column::CPU, cpu_ns, QualityKind::Measured, "cgroup");
-    let waited_ns = if of.user == "reader" { of.wall_ns / 2 } else { 0 };
-    record.totals.set(column::PRESSURE_IO, waited_ns, QualityKind::Measured, "cgroup");
+    storage(&mut record, of);
     record.scheduling.exclusive = (of.user == "whole").then_some(true);
     if let Some(used) = of.gpu {
         record.allocated.gpus = Some(1);
@@ -55,6 +54,31 @@ fn job(index: usize, of: &Of) -> Record {
         }];
     }
     record
+}
+
+/// What is known of its storage.
+fn storage(record: &mut Record, of: &Of) {
+    use QualityKind::{Measured, Sampled};
+    let mib_per_second = |rate: i64| (rate << 20) * (of.wall_ns / 1_000_000_000);
+    let mut set = |index: usize, value: i64, kind| record.totals.set(index, value, kind, "cgroup");
+    match of.user {
+        "reader" => set(column::PRESSURE_IO, of.wall_ns / 2, Measured),
+        // As of a job that was found, not started.
+        "found_reader" => set(column::PRESSURE_IO, of.wall_ns / 10 * 9, Sampled),
+        "thread_reader" => set(column::DELAY_IO, of.wall_ns / 2, Sampled),
+        "found_idler" => set(column::PRESSURE_IO, 0, Sampled),
+        "mover" => {
+            set(column::READ, mib_per_second(2), Measured);
+            set(column::WRITTEN, 0, Measured);
+        }
+        "still_idler" => {
+            set(column::READ, mib_per_second(1) / 4, Measured);
+            set(column::WRITTEN, mib_per_second(1) / 4, Measured);
+        }
+        "unknown" => (),
+        "half_known" => set(column::READ, 0, Measured),
+        _ => set(column::PRESSURE_IO, 0, Measured),
+    }
 }
 
 fn month() -> Vec<Record> {
@@ -76,7 +100,9 @@ fn month() -> Vec<Record> {
     all.extend((0..10).map(|_| offender("fuller", 16, 0.125, 24, None)));
     // So are cores of a node that is taken whole, and of a job that storage holds back.
     all.extend((0..10).map(|_| offender("whole", 16, 0.125, 24, None)));
-    all.extend((0..10).map(|_| offender("reader", 16, 0.125, 24, None)));
+    for reader in ["reader", "found_reader", "thread_reader", "mover", "unknown"] {
+        all.extend((0..10).map(|_| offender(reader, 16, 0.125, 24, None)));
+    }
     all.extend((0..2400).map(|_| Of {
         user: "swarm",
         cpus: 1,
@@ -96,6 +122,30 @@ fn findings(jobs: &[Record]) -> Vec<Finding> {
         found.extend(rules::findings_of_user(rules, &sum));
     }
     found
+}
+
+#[test]
+fn a_sum_exempts_who_waited_for_storage_or_may_have() {
+    let users = [
+        ("reader", false),
+        ("found_reader", false),
+        ("thread_reader", false),
+        ("mover", false),
+        ("unknown", false),
+        ("half_known", false),
+        ("idler", true),
+        ("found_idler", true),
+        ("still_idler", true),
+    ];
+    for (user, is_blamed) in users {
+        let of = Of { user, cpus: 32, busy: 0.05, wall_ns: 20 * HOUR_NS, gpu: None };
+        let jobs: Vec<Record> = (0..8).map(|index| job(index, &of)).collect();
+        let sums = user::sums(&jobs, &[], sample::START_NS + 30 * 24 * HOUR_NS);
+        let found: Vec<Finding> =
+            sums.iter().flat_map(|sum| rules::findings_of_user(Rules::built_in(), sum)).collect();
+        let is_found = found.iter().any(|finding| finding.rule == "cores_unused");
+        assert_eq!(is_found, is_blamed, "{user}: {found:#?}");
+    }
 }
 
 #[test]

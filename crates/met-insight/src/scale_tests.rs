@@ -73,27 +73,39 @@ fn the_known_serial_shares_are_found() {
     }
 }
 
-/// What the least of a grid, made finer around it again and again, leaves of the squares of these runs.
-fn searched(model: Model, runs: &[Run]) -> f64 {
+/// The least of a grid, made finer around it again and again: what it leaves of the squares of these runs, its serial share
+/// and coherency.
+fn searched(model: Model, runs: &[Run]) -> (f64, f64, f64) {
     let squares = |serial: f64, coherency: f64| {
         let of = fit::Parameters { one_s: 1.0, serial, coherency };
         let rest = fit::residuals(&of, runs);
         let mean = rest.iter().sum::<f64>() / rest.len() as f64;
         rest.iter().map(|rest| (rest - mean).powi(2)).sum::<f64>()
     };
-    let (mut best, mut width) = ((f64::INFINITY, 0.5, 0.05), (0.5, 0.05));
-    for _ in 0..24 {
+    let (mut best, mut width) = ((f64::INFINITY, 0.5, 0.5), 0.5);
+    for _ in 0..60 {
         let (_, serial, coherency) = best;
         for step in 0..441 {
             let (along, across) = (f64::from(step / 21 - 10) / 10.0, f64::from(step % 21 - 10) / 10.0);
-            let serial = (serial + along * width.0).clamp(0.0, 1.0);
-            let coherency = if model == Model::Usl { (coherency + across * width.1).max(0.0) } else { 0.0 };
+            let serial = (serial + along * width).clamp(0.0, 1.0);
+            let coherency = if model == Model::Usl { (coherency + across * width).max(0.0) } else { 0.0 };
             let cost = squares(serial, coherency);
             best = if cost < best.0 { (cost, serial, coherency) } else { best };
         }
-        width = (width.0 * 0.5, width.1 * 0.5);
+        // Slowly: the best of a coarse grid is not near the best of all in a narrow valley.
+        width *= 0.75;
     }
-    best.0
+    best
+}
+
+#[test]
+fn a_search_finds_what_the_times_were_made_from() {
+    for (serial, coherency) in [(0.0, 0.0), (0.05, 0.0005), (0.0, 0.01), (0.5, 0.3), (0.2, 0.9)] {
+        let (left, found_serial, found_coherency) = searched(Model::Usl, &exact(serial, coherency, &FIVE, 2));
+        let found = (found_serial, found_coherency);
+        let is_near = (found.0 - serial).abs() < 1e-3 && (found.1 - coherency).abs() < 1e-4;
+        assert!(left < 1e-9 && is_near, "{:?}: {found:?} leaves {left}", (serial, coherency));
+    }
 }
 
 #[test]
@@ -114,7 +126,7 @@ fn a_fit_is_as_good_as_a_search() {
     for (model, runs) in cases {
         let fitted = fit::fit(model, &fit::observed(&runs));
         let left: f64 = fit::residuals(&fitted, &runs).iter().map(|rest| rest * rest).sum();
-        let best = searched(model, &runs);
+        let (best, ..) = searched(model, &runs);
         assert!(
             left <= best * (1.0 + 1e-6) + 1e-9,
             "{model:?} {runs:?}: {fitted:?} leaves {left}, not {best}"

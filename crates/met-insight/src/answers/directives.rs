@@ -149,7 +149,8 @@ pub(super) fn is_of_node(part: &Part) -> bool {
     part.step.is_empty() && part.task.is_none()
 }
 
-fn nodes(run: &Record) -> i64 {
+/// Of a run, one at least.
+pub(super) fn nodes(run: &Record) -> i64 {
     run.allocated.nodes.or(run.requested.nodes).unwrap_or(1).max(run.nodes.len() as i64).max(1)
 }
 

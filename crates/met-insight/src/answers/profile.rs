@@ -10,11 +10,10 @@ use met_core::series::{Interval, Series};
 use super::Samples;
 use crate::gpu;
 use crate::resample::{Bin, Bins, Rates};
+use crate::rules::quantile;
 
 /// Steps in which phases are looked for: enough for a page, few enough for all partitions.
 const STEPS_MAX: usize = 120;
-/// Steps in which threads are counted: of a job of a day a minute and a half each.
-const ALONE_STEPS_MAX: usize = 1000;
 /// Differences below this share of the highest level are noise.
 const NOISE: f64 = 0.06;
 /// Cores busy in a step that counts as idle, and in one that counts as computing.
@@ -87,6 +86,7 @@ pub struct Profile<'a> {
     warm_ms: i64,
     phases: OnceCell<Vec<Phase>>,
     serial_share: OnceCell<Option<f64>>,
+    cores_sustained: OnceCell<Option<f64>>,
     memory_growth: OnceCell<Option<f64>>,
     moments: RefCell<Vec<(usize, Moments)>>,
 }
@@ -108,7 +108,7 @@ pub fn warm_up_s(wall_s: f64) -> f64 {
 impl<'a> Profile<'a> {
     pub fn of(record: &Record, samples: Samples<'a>, now_ns: i64) -> Option<Profile<'a>> {
         let (begin_ms, end_ms) = span_of(record, now_ns).filter(|_| samples.series.len() >= 2)?;
-        let (phases, serial_share, memory_growth, moments) = Default::default();
+        let (phases, serial_share, cores_sustained, memory_growth, moments) = Default::default();
         Some(Profile {
             rates: Rates::new(samples.series, samples.gap_ms),
             has_gpus: gpu::count(record) > 0,
@@ -117,6 +117,7 @@ impl<'a> Profile<'a> {
             warm_ms: warm_ms(begin_ms, end_ms),
             phases,
             serial_share,
+            cores_sustained,
             memory_growth,
             moments,
         })
@@ -142,40 +143,31 @@ impl<'a> Profile<'a> {
     /// The share of covered time in which at most one thread ran or waited for a CPU; where waiting was not read, as
     /// [`Profile::serial_share`].
     pub fn runnable_alone_share(&self) -> Option<f64> {
-        let count = self.rates.series().len().clamp(2, ALONE_STEPS_MAX);
-        let of = |index: usize| {
-            let scale = self.rates.series().table.columns[index].scale;
-            let bins = binned(&self.rates, index, self.begin_ms, self.end_ms, count);
-            bins.into_iter().map(|bin| bin.map(|bin| bin.mean * scale)).collect::<Vec<_>>()
-        };
-        let (cores, waiting) = (of(column::CPU), of(column::RUN_QUEUE_WAIT));
-        if waiting.iter().all(Option::is_none) {
+        let mut waiting: Vec<Interval> = Vec::new();
+        self.rates.each(column::RUN_QUEUE_WAIT, |span| waiting.push(*span));
+        if waiting.is_empty() {
             return self.serial_share();
         }
-        let runnable: Vec<f64> =
-            cores.iter().zip(&waiting).filter_map(|(cores, waiting)| Some((*cores)? + (*waiting)?)).collect();
-        let alone = runnable.iter().filter(|&&runnable| runnable <= ONE_CORE).count();
-        (!runnable.is_empty()).then(|| alone as f64 / runnable.len() as f64)
+        let columns = self.rates.series().table.columns;
+        let [cpu_scale, wait_scale] = [column::CPU, column::RUN_QUEUE_WAIT].map(|index| columns[index].scale);
+        let (mut first, mut alone_ms, mut covered_ms) = (0, 0, 0);
+        self.rates.each(column::CPU, |busy| {
+            let (begin_ms, end_ms) = (busy.begin_ms.max(self.begin_ms), busy.end_ms.min(self.end_ms));
+            // Both are in the order of time, mostly of the same samples.
+            first += waiting[first..].iter().take_while(|wait| wait.end_ms <= begin_ms).count();
+            for wait in waiting[first..].iter().take_while(|wait| wait.begin_ms < end_ms) {
+                let both_ms = (wait.end_ms.min(end_ms) - wait.begin_ms.max(begin_ms)).max(0);
+                let runnable = busy.value * cpu_scale + wait.value * wait_scale;
+                covered_ms += both_ms;
+                alone_ms += if runnable <= ONE_CORE { both_ms } else { 0 };
+            }
+        });
+        (covered_ms > 0).then(|| alone_ms as f64 / covered_ms as f64)
     }
 
     /// Cores that were busy at least, for so long in all: five minutes, or 5 % of a shorter time. A warm-up counts.
     pub fn cores_sustained(&self) -> Option<f64> {
-        let scale = self.rates.series().table.columns[column::CPU].scale;
-        let mut spans: Vec<(f64, i64)> = Vec::new();
-        self.rates.each(column::CPU, |span| {
-            let inside_ms = span.end_ms.min(self.end_ms) - span.begin_ms.max(self.begin_ms);
-            if inside_ms > 0 {
-                spans.push((span.value * scale, inside_ms));
-            }
-        });
-        let covered_ms: i64 = spans.iter().map(|&(_, length_ms)| length_ms).sum();
-        let mut left_ms = SUSTAINED_MS.min(covered_ms / 20);
-        spans.sort_unstable_by(|one, other| other.0.total_cmp(&one.0));
-        let found = spans.iter().find(|&&(_, length_ms)| {
-            left_ms -= length_ms;
-            left_ms <= 0
-        });
-        found.map(|&(cores, _)| cores)
+        *self.cores_sustained.get_or_init(|| cores_sustained(&self.rates, self.begin_ms, self.end_ms))
     }
 
     /// Growth of needed memory over the second half, in bytes per second; `None` unless it grew steadily.
@@ -266,7 +258,7 @@ struct Step {
     io_wait: Option<f64>,
     /// From and to storage.
     io_bytes: Option<f64>,
-    /// By read and write calls: files in the page cache or of a network, pipes, sockets.
+    /// By read and write calls: files in the page cache or of a network, pipes, sockets. At least, as over the network.
     call_bytes: Option<f64>,
     memory_wait: Option<f64>,
     network_bytes: Option<f64>,
@@ -305,13 +297,15 @@ fn steps(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Vec<Step> {
     let (read_call, write_call) = (calls(column::READ_CALL), calls(column::WRITE_CALL));
     let share = |pressure: Option<f64>, delay: Option<f64>| pressure.or(delay).map(|share| share.min(1.0));
     let sum = |one: Option<f64>, other: Option<f64>| one.zip(other).map(|(one, other)| one + other);
+    // One alone is the least that moved, which is all that is asked of these.
+    let least = |one: Option<f64>, other: Option<f64>| sum(one, other).or(one).or(other);
     let step = |at: usize| Step {
         cores: cores[at],
         io_wait: share(pressure[at], delay[at]),
         io_bytes: sum(read[at], written[at]),
-        call_bytes: sum(read_call[at], write_call[at]),
+        call_bytes: least(read_call[at], write_call[at]),
         memory_wait: share(memory[at], memory_delay[at]),
-        network_bytes: sum(received[at], sent[at]),
+        network_bytes: least(received[at], sent[at]),
         gpus: gpus[at],
     };
     (0..count).map(step).collect()
@@ -529,6 +523,20 @@ fn serial_share(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
         serial_ms += if span.value * scale <= ONE_CORE { length_ms } else { 0 };
     });
     (covered_ms > 0).then(|| serial_ms as f64 / covered_ms as f64)
+}
+
+fn cores_sustained(rates: &Rates<'_>, begin_ms: i64, end_ms: i64) -> Option<f64> {
+    let scale = rates.series().table.columns[column::CPU].scale;
+    let (mut spans, mut covered_ms) = (Vec::new(), 0);
+    rates.each(column::CPU, |span| {
+        let inside_ms = span.end_ms.min(end_ms) - span.begin_ms.max(begin_ms);
+        if inside_ms > 0 {
+            // The highest first.
+            spans.push((-span.value * scale, inside_ms as f64));
+            covered_ms += inside_ms;
+        }
+    });
+    quantile(&mut spans, SUSTAINED_MS.min(covered_ms / 20) as f64).map(|cores| -cores)
 }
 
 /// Memory that grows in every eighth of the second half. Growth that stops is a program that fills its tables.

@@ -64,6 +64,14 @@ fn a_slow_copy_is_not_idle() {
     assert_eq!(reported(&copy(1e3)), "compute 120, idle tail 80", "a log");
     let calls = tail().rate(column::READ_CALL, later(2e5)).rate(column::WRITE_CALL, later(2e5));
     assert_eq!(reported(&calls), "compute 120, light work 80", "from the page cache to a socket");
+    for one in [column::READ_CALL, column::WRITE_CALL, column::NETWORK_RECEIVED] {
+        assert_eq!(
+            reported(&tail().rate(one, later(2e5))),
+            "compute 120, light work 80",
+            "the other is unknown"
+        );
+        assert_eq!(reported(&tail().rate(one, later(1e3))), "compute 120, idle tail 80", "{one}");
+    }
 }
 
 #[test]
@@ -76,6 +84,28 @@ fn cores_that_were_used_for_a_while_are_known_whenever_that_was() {
     assert_eq!(of(12_000, |second| if second < 200 { 16.0 } else { 1.0 }), 1.0, "for three minutes of 200");
     assert_eq!(of(600, |second| if second < 40 { 16.0 } else { 1.0 }), 16.0, "for 40 s of ten minutes");
     assert_eq!(of(7200, |second| if second % 20 == 0 { 4.0 } else { 1.0 }), 4.0, "now and then");
+}
+
+#[test]
+fn sustained_cores_are_those_of_sorted_spans_and_worked_out_once() {
+    for (seconds, high_s) in [(600, 29), (600, 30), (600, 31), (12_000, 299), (12_000, 300), (12_000, 301)] {
+        let made = made(seconds).cores(|second| match second * 7919 % seconds {
+            at if at < high_s => 16.0,
+            at => 1.0 + f64::from(at % 13) / 20.0,
+        });
+        let profile = profile_of(&made).unwrap();
+        assert_eq!(profile.cores_sustained.get(), None, "not before it is asked for");
+        let mut rates: Vec<f64> = Vec::new();
+        profile.rates.each(column::CPU, |span| {
+            assert_eq!(span.end_ms - span.begin_ms, 1000);
+            rates.push(span.value * met_core::JOB.columns[column::CPU].scale);
+        });
+        rates.sort_by(|one, other| other.total_cmp(one));
+        let expected = rates[(seconds as usize / 20).min(300) - 1];
+        assert_eq!(profile.cores_sustained(), Some(expected), "{seconds} s, {high_s} s of them on 16 cores");
+        assert_eq!(expected > 15.0, high_s >= (seconds / 20).min(300));
+        assert_eq!(profile.cores_sustained.get(), Some(&Some(expected)));
+    }
 }
 
 #[test]
@@ -128,4 +158,34 @@ fn the_serial_part_is_the_time_with_one_core_busy() {
     let made = made(100).cores(|second| if second < 30 { 1.0 } else { 4.0 });
     let profile = profile_of(&made).unwrap();
     assert!((profile.serial_share().unwrap() - 0.3).abs() < 0.02);
+}
+
+#[test]
+fn short_times_of_one_thread_alone_in_a_long_job_are_counted() {
+    // Two seconds of each twenty, of two hours.
+    let alone = |second: i32| second % 20 < 2;
+    let of = |waiting: fn(i32) -> f64| {
+        let made = made(7200).cores(move |second| if alone(second) { 1.0 } else { 4.0 });
+        let made = made.rate(column::RUN_QUEUE_WAIT, waiting);
+        profile_of(&made).unwrap().runnable_alone_share().unwrap()
+    };
+    assert_eq!(of(|_| 0.0), 0.1);
+    assert_eq!(of(|second| if second < 3600 { 3.0 } else { 0.0 }), 0.05, "others waited meanwhile");
+}
+
+#[test]
+fn runnable_threads_are_counted_where_both_columns_are_known() {
+    let mut made = made(100).cores(|second| if second < 50 { 1.0 } else { 4.0 });
+    made = made.rate(column::RUN_QUEUE_WAIT, |_| 0.0);
+    // Waiting was read every other second, and not at all for the last 30.
+    for row in 0..made.series.len() {
+        if row % 2 == 1 || row > 70 {
+            made.series.columns[column::RUN_QUEUE_WAIT][row] = met_core::MISSING;
+        }
+    }
+    let share = profile_of(&made).unwrap().runnable_alone_share().unwrap();
+    assert!((share - 50.0 / 70.0).abs() < 1e-9, "{share}");
+    made.series.columns[column::RUN_QUEUE_WAIT].fill(met_core::MISSING);
+    let profile = profile_of(&made).unwrap();
+    assert_eq!(profile.runnable_alone_share(), profile.serial_share());
 }

@@ -1,10 +1,10 @@
 //! The one line that answers first.
 
-use met_core::job::State;
+use met_core::job::{Record, State, Totals};
 use met_core::job_table as column;
 use met_core::units;
 
-use super::{Bottleneck, Job, Limit};
+use super::{Bottleneck, Job, Limit, directives};
 use crate::average;
 
 /// Of a memory limit that counts as reached: the kernel kills before the last page is charged.
@@ -50,12 +50,8 @@ fn at_memory(job: &Job<'_>) -> String {
     let needed = job.record.totals.get(column::MEMORY_NEEDED_PEAK);
     let limit = job.record.allocated.memory_bytes.or(job.record.requested.memory_bytes);
     let limit = limit.or(job.record.local.as_ref().and_then(|local| local.memory_limit).map(|it| it.bytes));
-    // Samples miss what grows until it is killed; the kernel keeps the peak of all that was charged.
-    let charged = job.record.totals.get(column::MEMORY_PEAK);
-    if let Some(limit) =
-        limit.filter(|&limit| charged.is_some_and(|peak| peak as f64 >= AT_LIMIT * limit as f64))
-    {
-        return format!(": at its limit of {}", units::bytes(limit as f64));
+    if let Some(full) = limit.and_then(|limit| at_limit(job.record, limit as f64)) {
+        return full;
     }
     match (needed, limit) {
         (Some(needed), Some(limit)) => {
@@ -66,13 +62,30 @@ fn at_memory(job: &Job<'_>) -> String {
     }
 }
 
+/// Samples miss what grows until it is killed; the kernel keeps the peak of all that was charged. Each node has its share
+/// of the limit, and the job ends where one of them reaches it.
+fn at_limit(record: &Record, limit: f64) -> Option<String> {
+    let is_full = |totals: &Totals, limit: f64| {
+        totals.get(column::MEMORY_PEAK).is_some_and(|peak| peak as f64 >= AT_LIMIT * limit)
+    };
+    let nodes = directives::nodes(record);
+    if nodes == 1 {
+        return is_full(&record.totals, limit).then(|| format!(": at its limit of {}", units::bytes(limit)));
+    }
+    let limit = limit / nodes as f64;
+    let mut by_node = record.parts.iter().filter(|part| directives::is_of_node(part));
+    let full = by_node.find(|part| is_full(&part.totals, limit))?;
+    Some(format!(": at its limit of {} on {}", units::bytes(limit), full.node))
+}
+
 #[cfg(test)]
 mod tests {
-    use met_core::job::QualityKind;
+    use met_core::job::{Part, QualityKind};
 
     use super::super::bottleneck;
     use super::*;
     use crate::report::Machine;
+    use crate::sample;
     use crate::series_tests::{Made, made};
 
     fn reported(made: &Made) -> String {
@@ -97,6 +110,30 @@ mod tests {
         let mut pending = made(1);
         pending.record.state = State::Pending;
         assert_eq!(reported(&pending), "waits in the queue");
+    }
+
+    #[test]
+    fn the_memory_of_one_node_is_compared_with_its_share_of_the_limit() {
+        let killed = |nodes: [i64; 2]| {
+            let mut killed = made(100).cores(|_| 1.0).level(column::MEMORY_NEEDED, |_| f64::from(3 << 29));
+            let record = &mut killed.record;
+            (record.state, record.allocated.memory_bytes) = (State::OutOfMemory, Some(4 << 30));
+            (record.nodes, record.allocated.nodes) = (vec!["n1".to_owned(), "n2".to_owned()], Some(2));
+            record.totals.set(column::MEMORY_PEAK, nodes[0] + nodes[1], QualityKind::Measured, "cgroup");
+            for (node, peak) in record.nodes.iter().zip(nodes) {
+                let (node, step, task) = (node.clone(), String::new(), None);
+                let mut part = Part { node, step, task, ..sample::scheduled().parts[0].clone() };
+                part.totals.set(column::MEMORY_PEAK, peak, QualityKind::Measured, "cgroup");
+                record.parts.push(part);
+            }
+            reported(&killed)
+        };
+        assert_eq!(
+            killed([1 << 28, 2 << 30]),
+            "out of memory after 1m40s: at its limit of 2.00 GiB on n2",
+            "though they had half of what both were given"
+        );
+        assert_eq!(killed([1 << 30, 1 << 30]), "out of memory after 1m40s: at least 1.50 GiB of 4.00 GiB");
     }
 
     #[test]

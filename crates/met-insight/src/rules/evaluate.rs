@@ -118,7 +118,7 @@ fn computed(job: &Job<'_>, stat: Stat, index: usize) -> Option<Fact> {
 /// The value of the span in which the lengths of all, from the lowest value on, come to so much: each step halves what is
 /// left, where to sort all of them would take several times as long. Lengths are whole, so that their sums are exact in
 /// any order.
-fn quantile(spans: &mut [(f64, f64)], mut left: f64) -> Option<f64> {
+pub(crate) fn quantile(spans: &mut [(f64, f64)], mut left: f64) -> Option<f64> {
     let (mut begin, mut end) = (0, spans.len());
     while end - begin > 1 {
         let middle = (end - begin) / 2;

@@ -180,6 +180,7 @@ mod tests {
             let mut record = hour(figures);
             (record.key.id, record.allocated.gpus) = (id.to_owned(), None);
             record.totals.set(column::CPU, 3_600_000_000_000, QualityKind::Measured, "cgroup");
+            record.totals.set(column::PRESSURE_IO, 0, QualityKind::Measured, "cgroup");
             record
         };
         let without_gpus = [ALL[0], (column::ENERGY_IDLE, 4_000_000_000), ALL[3], ALL[4]];

@@ -426,7 +426,7 @@ fn a_job_that_took_its_node_whole_is_not_advised_to_save_memory() {
     let job = Job::new(&whole.record, Machine { cpus: Some(64) }, whole.now_ns()).sampled(whole.samples());
     let steps = explain(Rules::built_in().get("memory_excess").unwrap(), &job).steps;
     let failed = steps.iter().find(|step| step.passed == Some(false)).unwrap();
-    assert!(failed.asked.ends_with("it has its nodes for itself, with their memory"), "{failed:?}");
+    assert!(failed.asked.ends_with(": its nodes are exclusive"), "{failed:?}");
 }
 
 #[test]

@@ -22,6 +22,8 @@ const COVERAGE: f64 = 0.95;
 const MEMORY_FULL: f64 = 0.7;
 /// A job that waited longer for storage is not blamed for idle cores, as by the rules about one job.
 const STORAGE_WAIT: f64 = 0.2;
+/// A job that moves more may have waited for it.
+const STORAGE_BYTES_PER_SECOND: f64 = 1_048_576.0;
 /// Sums are of weeks: a little each week is not a lot.
 pub const WEEK_NS: i64 = 7 * 86_400_000_000_000;
 
@@ -33,7 +35,8 @@ pub struct UserSum {
     /// Held: CPUs given for the time of the job; without an allocation, what it used.
     pub core_seconds: f64,
     /// Of jobs that were measured to their end, on all nodes, and held cores for computing: neither beside a GPU nor
-    /// for their memory, not on nodes of their own, and without waiting for storage. Held and used.
+    /// for their memory, not on nodes of their own, and without waiting for storage as far as that is known. Held and
+    /// used.
     pub core_seconds_known: f64,
     pub core_seconds_used: f64,
     pub gpu_seconds: f64,
@@ -234,7 +237,7 @@ fn add(week: &mut Week<'_>, record: &Record, wall_ns: i64, now_ns: i64) {
         sum.cpu_seconds += cpu_s;
         load.cpu_s += cpu_s;
         load.known_s += held_s;
-        if gpus == 0.0 && !fills_memory(record) && !needs_cores(record, known("storage_wait")) {
+        if gpus == 0.0 && !fills_memory(record) && !needs_cores(record, now_ns) {
             sum.core_seconds_known += held_s;
             sum.core_seconds_used += cpu_s;
             sum.idle.add_cores(record, held_s);
@@ -269,9 +272,20 @@ fn add_needs(sum: &mut UserSum, record: &Record) {
     }
 }
 
-/// Whether it could not have held fewer cores: its nodes were its own, or storage held it back.
-fn needs_cores(record: &Record, storage_wait: Option<f64>) -> bool {
-    record.scheduling.exclusive == Some(true) || storage_wait.is_some_and(|share| share > STORAGE_WAIT)
+/// Whether it could not have held fewer cores, or may not: its nodes were its own, or storage held it back. A wait that is
+/// known in part is a bound, and above the limit it is proof. Where none is known, little data to and from storage is.
+fn needs_cores(record: &Record, now_ns: i64) -> bool {
+    if record.scheduling.exclusive == Some(true) {
+        return true;
+    }
+    match average::waited(record, column::PRESSURE_IO, column::DELAY_IO, now_ns) {
+        Some(share) => share > STORAGE_WAIT,
+        None => {
+            let moved = |index: usize| average::per_second(record, index, now_ns);
+            let moved = moved(column::READ).zip(moved(column::WRITTEN));
+            moved.is_none_or(|(read, written)| read + written > STORAGE_BYTES_PER_SECOND)
+        }
+    }
 }
 
 fn fills_memory(record: &Record) -> bool {

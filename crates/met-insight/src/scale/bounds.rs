@@ -6,7 +6,13 @@ use met_core::units::{self, cores};
 use super::ceilings::{self, Ceilings, Headroom};
 use crate::answers::Job;
 use crate::rules::fields;
-use crate::{allocation, average};
+use crate::{allocation, average, gpu};
+
+/// From which the wait for storage, or the use of GPUs, explains that a CPU had nothing to do.
+const STORAGE_WAIT: f64 = 0.2;
+const GPUS_BUSY: f64 = 0.1;
+/// Cores that a job uses at most that mostly sleeps.
+const ASLEEP_CORES: f64 = 0.5;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bounds {
@@ -25,6 +31,8 @@ pub struct Bounds {
     pub headroom: Vec<Headroom>,
     /// The share of the time in which it waited for storage.
     pub storage_wait: Option<f64>,
+    /// Storage or a GPU did the work, or may have: that few threads were runnable says nothing of more workers.
+    pub is_busy_elsewhere: bool,
 }
 
 impl Bounds {
@@ -51,16 +59,21 @@ impl Bounds {
         let peak = self.cores_p95.map(|peak| {
             format!("cores over time: {} on average, {} or more for 5% of it", cores(self.cores), cores(peak))
         });
-        let serial = self.serial_time.map(|share| match share {
-            share if share < 0.005 => "one thread alone: at no time".to_owned(),
-            share if share > 0.995 => {
-                "one thread alone: all the time; more workers need a program that starts them".to_owned()
-            }
-            share => format!(
-                "one thread alone: {} of the time; if that stays, more workers make it at most {:.1} times as fast",
-                units::percent(share),
-                1.0 / share
-            ),
+        let serial = self.serial_time.map(|share| {
+            // What is shorter than the time between two samples is not seen in them.
+            let often = match share {
+                0.0 => "in no sample".to_owned(),
+                share => format!("{} of the time", units::percent(share)),
+            };
+            let gain = match share {
+                _ if self.is_busy_elsewhere => String::new(),
+                share if share < 0.005 => String::new(),
+                share if share > 0.995 => "; more workers need a program that starts them".to_owned(),
+                share => {
+                    format!("; if that stays, more workers make it at most {:.1} times as fast", 1.0 / share)
+                }
+            };
+            format!("at most one thread runnable: {often}{gain}")
         });
         peak.into_iter().chain(serial).collect()
     }
@@ -75,15 +88,12 @@ pub fn bounds(job: &Job<'_>, ceilings: &Ceilings) -> Option<Bounds> {
     }
     let cores = average::cores(job.record, job.now_ns).filter(|&cores| cores > 0.0)?;
     let serial_time = job.profile().and_then(|profile| profile.runnable_alone_share());
-    let runnable = cores + average::per_second(job.record, column::RUN_QUEUE_WAIT, job.now_ns).unwrap_or(0.0);
     // On one core all of the run is serial by necessity.
-    let serial_high = serial_time.filter(|_| size > 1.0).map(|share| {
-        // A thread that waited for a CPU was not serial.
-        let by_mean = ((size - runnable) / (size - 1.0)).clamp(0.0, 1.0);
-        (share.max(by_mean) / cores).min(1.0)
-    });
+    let serial_high = serial_time
+        .filter(|_| size > 1.0)
+        .map(|share| (share.max(alone_most(job, cores, size)) / cores).min(1.0));
     let speedup_limit_min = serial_high.filter(|&serial| serial > 0.01).map(|serial| 1.0 / serial);
-    let storage_wait = average::per_second(job.record, column::PRESSURE_IO, job.now_ns);
+    let storage_wait = average::waited(job.record, column::PRESSURE_IO, column::DELAY_IO, job.now_ns);
     Some(Bounds {
         size,
         cores,
@@ -92,8 +102,28 @@ pub fn bounds(job: &Job<'_>, ceilings: &Ceilings) -> Option<Bounds> {
         serial_high,
         speedup_limit_min,
         headroom: ceilings::headroom(job, cores, size, ceilings),
-        storage_wait: storage_wait.map(|share| share.min(1.0)),
+        storage_wait,
+        is_busy_elsewhere: is_busy_elsewhere(job, cores, storage_wait),
     })
+}
+
+/// A job whose tasks mostly sleep waits for something, even if its wait for storage is known: a network file system is not
+/// in it.
+fn is_busy_elsewhere(job: &Job<'_>, cores: f64, storage_wait: Option<f64>) -> bool {
+    let waits = cores < ASLEEP_CORES || storage_wait.is_some_and(|share| share > STORAGE_WAIT);
+    let has_gpus = gpu::count(job.record) > 0;
+    waits || has_gpus && average::gpus(job.record).is_none_or(|computing| computing > GPUS_BUSY)
+}
+
+/// The largest share of the time that can have had one runnable thread only: all of them were runnable in the rest. Of
+/// threads that waited for a CPU there may be more than CPUs, which bounds nothing unless it is known how many.
+fn alone_most(job: &Job<'_>, cores: f64, size: f64) -> f64 {
+    let share = |mean: f64, most: f64| ((most - mean) / (most - 1.0)).clamp(0.0, 1.0);
+    let by_cores = share(cores, size);
+    let waiting = average::per_second(job.record, column::RUN_QUEUE_WAIT, job.now_ns);
+    let threads = job.record.totals.get(column::THREADS_PEAK).map(|threads| threads as f64);
+    let by_threads = waiting.zip(threads).map(|(waiting, threads)| share(cores + waiting, size.max(threads)));
+    by_threads.map_or(by_cores, |by_threads| by_threads.min(by_cores))
 }
 
 /// Cores that are busy by the clock of the samples, beyond a whole number.
@@ -131,8 +161,11 @@ fn threads(job: &Job<'_>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use met_core::job::{Part, QualityKind};
+
     use super::*;
     use crate::report::Machine;
+    use crate::sample;
     use crate::series_tests::{Made, made};
 
     fn serial_high(made: &Made) -> f64 {
@@ -157,23 +190,93 @@ mod tests {
         let words = bounds(&job, &Ceilings::default()).unwrap().words();
         let over_time = [
             "cores over time: 3.25 on average, 4 or more for 5% of it",
-            "one thread alone: 25% of the time; if that stays, more workers make it at most 4.0 times as fast",
+            "at most one thread runnable: 25% of the time; if that stays, more workers make it at most 4.0 times as fast",
         ];
         assert!(over_time.iter().all(|line| words.iter().any(|word| word == line)), "{words:#?}");
     }
 
     #[test]
+    fn nothing_is_said_of_more_workers_where_storage_or_a_gpu_did_the_work() {
+        let runnable = |made: &Made| {
+            let job =
+                Job::new(&made.record, Machine { cpus: Some(4) }, made.now_ns()).sampled(made.samples());
+            let words = bounds(&job, &Ceilings::default()).unwrap().words();
+            words.into_iter().find(|line| line.contains("thread")).unwrap()
+        };
+        let all = "at most one thread runnable: 100% of the time";
+        let with_advice = format!("{all}; more workers need a program that starts them");
+        assert_eq!(runnable(&made(100).cores(|_| 1.0)), with_advice);
+        assert_eq!(runnable(&made(100).computing(|_| 1.0)), with_advice);
+        // 64 processes that sleep.
+        let asleep = || made(100).cores(|_| 0.02);
+        assert_eq!(runnable(&asleep()), all, "what they waited for is not known");
+        assert_eq!(runnable(&asleep().rate(column::PRESSURE_IO, |_| 0.0)), all, "not for a local disk");
+        assert_eq!(runnable(&asleep().rate(column::PRESSURE_IO, |_| 0.9)), all);
+        assert_eq!(runnable(&made(100).cores(|_| 1.0).rate(column::DELAY_IO, |_| 0.9)), all);
+        let mut beside = made(100).computing(|_| 1.0);
+        beside.record.gpus = vec![sample::gpu()];
+        assert_eq!(runnable(&beside), all, "60 % of a GPU");
+        beside.record.gpus[0].utilization = Some(0.0);
+        assert_eq!(runnable(&beside), with_advice, "the GPU did nothing");
+        beside.record.gpus[0].utilization = None;
+        assert_eq!(runnable(&beside), all, "what the GPU did is not known");
+        let part = made(100).cores(|second| if second < 50 { 1.0 } else { 4.0 });
+        assert_eq!(
+            runnable(&part.rate(column::PRESSURE_IO, |_| 0.4)),
+            "at most one thread runnable: 50% of the time"
+        );
+        assert_eq!(runnable(&made(100).cores(|_| 4.0)), "at most one thread runnable: in no sample");
+    }
+
+    #[test]
+    fn the_wait_for_storage_is_the_mean_of_nodes_and_may_be_of_delays() {
+        let wait = |made: &Made| {
+            let job =
+                Job::new(&made.record, Machine { cpus: Some(4) }, made.now_ns()).sampled(made.samples());
+            bounds(&job, &Ceilings::default()).unwrap().storage_wait
+        };
+        let mut waited = made(100).cores(|_| 2.0).rate(column::DELAY_IO, |_| 0.5);
+        waited.record.allocated.cpus = Some(8);
+        assert_eq!(wait(&waited), Some(0.5), "by delays");
+        let mut waited = waited.rate(column::PRESSURE_IO, |_| 0.6);
+        assert_eq!(wait(&waited), Some(0.6));
+        waited.record.nodes = vec!["n1".to_owned(), "n2".to_owned()];
+        for node in ["n1", "n2"] {
+            waited.record.parts.push(Part { node: node.to_owned(), ..sample::scheduled().parts[0].clone() });
+        }
+        assert_eq!(wait(&waited), Some(0.3), "0.3 on each of two nodes");
+    }
+
+    #[test]
     fn threads_that_wait_for_a_cpu_are_not_serial() {
-        let crowded = made(100).cores(|_| 1.0).rate(column::RUN_QUEUE_WAIT, |_| 3.0);
+        let mut crowded = made(100).cores(|_| 1.0).rate(column::RUN_QUEUE_WAIT, |_| 3.0);
+        assert_eq!(serial_high(&crowded), 1.0, "any number of threads may have waited for short times");
+        crowded.record.totals.set(column::THREADS_PEAK, 4, QualityKind::Sampled, "proc");
         let job = Job::new(&crowded.record, Machine { cpus: Some(4) }, crowded.now_ns());
         let bounds = bounds(&job.sampled(crowded.samples()), &Ceilings::default()).unwrap();
         assert_eq!((bounds.serial_time, bounds.serial_high), (Some(0.0), Some(0.0)));
     }
 
     #[test]
+    fn more_threads_than_cpus_by_turns_with_one_are_within_the_bound() {
+        // Eight threads on four CPUs, and one alone, by turns between samples: a fifth of the work is serial.
+        let mut turns = made(100).cores(|_| 2.5).rate(column::RUN_QUEUE_WAIT, |_| 2.0);
+        let unknown = serial_high(&turns);
+        turns.record.totals.set(column::THREADS_PEAK, 8, QualityKind::Sampled, "proc");
+        for high in [unknown, serial_high(&turns)] {
+            assert!((high - 0.2).abs() < 0.01, "{high}");
+        }
+        // Seven of eight runnable on average, on two CPUs that others left them.
+        let mut crowded = made(100).cores(|_| 2.0).rate(column::RUN_QUEUE_WAIT, |_| 5.0);
+        crowded.record.totals.set(column::THREADS_PEAK, 8, QualityKind::Sampled, "proc");
+        let high = serial_high(&crowded);
+        assert!((high - 1.0 / 7.0 / 2.0).abs() < 0.01, "{high}");
+    }
+
+    #[test]
     fn what_was_busy_is_no_size() {
         let mut made = made(100).cores(|_| 7.4);
-        made.record.totals.set(column::CORES_PEAK, 7_400, met_core::job::QualityKind::Sampled, "proc");
+        made.record.totals.set(column::CORES_PEAK, 7_400, QualityKind::Sampled, "proc");
         let of = |made: &Made| size(&Job::new(&made.record, Machine { cpus: Some(8) }, made.now_ns()));
         assert_eq!(of(&made), None);
         made.record.allocated.cpus = Some(8);
@@ -183,7 +286,7 @@ mod tests {
     /// A plain `met run` on a machine of 8 CPUs: threads at most, cores busy at once at most and on average, threads
     /// waiting for a CPU.
     fn plain(threads: i64, peak: f64, cores: f64, waiting: f64) -> Made {
-        use met_core::job::{Local, Origin, QualityKind};
+        use met_core::job::{Local, Origin};
         let mut made = made(100).cores(move |_| cores).rate(column::RUN_QUEUE_WAIT, move |_| waiting);
         made.record.totals.set(column::THREADS_PEAK, threads, QualityKind::Sampled, "proc");
         made.record.totals.set(column::CORES_PEAK, (peak * 1e3) as i64, QualityKind::Sampled, "proc");

@@ -100,7 +100,7 @@ impl Ceilings {
         let highest =
             seen.filter(|(rate, _)| *rate >= RATE_LEAST).max_by(|one, other| one.0.total_cmp(&other.0));
         let seen = highest.map(|(rate, job)| {
-            let waited = average::per_second(job, column::PRESSURE_IO, now_ns);
+            let waited = average::waited(job, column::PRESSURE_IO, column::DELAY_IO, now_ns);
             let is_limit = waited.is_some_and(|share| share >= WAITED);
             (rate, CeilingFrom::Seen { node: node.clone(), is_limit })
         });
@@ -222,6 +222,8 @@ mod tests {
             "it had all there was"
         );
         waited.totals.remove(column::PRESSURE_IO);
+        let delayed = made_with(100e6).rate(column::DELAY_IO, |_| 0.5).record;
+        assert_eq!(reported(&slow, &[], &[delayed]).1, Some("storage"), "by the delays of its threads");
         assert_eq!(reported(&slow, &[], &[waited]).1, Some("cores"), "there may be more");
         let elsewhere = Record { nodes: vec!["n2".to_owned()], ..fast.clone() };
         assert_eq!(

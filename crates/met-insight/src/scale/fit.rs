@@ -48,7 +48,7 @@ fn shape(serial: f64, coherency: f64, size: f64) -> f64 {
     (1.0 + serial * (size - 1.0) + coherency * size * (size - 1.0)) / size
 }
 
-/// The logarithm of the mean time of all runs of one size: fits need no more of them.
+/// The mean of the logarithms of the times of all runs of one size: fits need no more of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Observed {
     pub size: f64,
@@ -83,7 +83,8 @@ pub fn fit_above(least: f64, model: Model, seen: &[Observed], near: Shares) -> P
         (serial.clamp(least, 1.0), 0.0)
     };
     let (serial, coherency) = match model {
-        Model::KarpFlatt => (karp_flatt(seen).clamp(least, 1.0), 0.0),
+        // Of other than two sizes it is Amdahl's law.
+        Model::KarpFlatt => karp_flatt(seen).map_or_else(amdahl, |serial| (serial.clamp(least, 1.0), 0.0)),
         Model::Amdahl => amdahl(),
         Model::Usl => {
             let inside = descend((near.0.clamp(least, 1.0), near.1), [true, true], seen);
@@ -104,13 +105,15 @@ pub fn fit_above(least: f64, model: Model, seen: &[Observed], near: Shares) -> P
     Parameters { one_s: squares((serial, coherency), seen).0.exp(), serial, coherency }
 }
 
-/// The serial share that goes through the means of two sizes: no search is needed.
-fn karp_flatt(seen: &[Observed]) -> f64 {
-    let [small, large] = seen else { return f64::NAN };
+/// The serial share that goes through the means of two sizes: no search is needed. None of another number of sizes, or of
+/// times that are no numbers.
+fn karp_flatt(seen: &[Observed]) -> Option<f64> {
+    let [small, large] = seen else { return None };
     let ratio = (large.log_seconds - small.log_seconds).exp();
     let slope = (large.size - 1.0) / large.size - ratio * (small.size - 1.0) / small.size;
     // Times that grow by more than any serial share explains.
-    if slope <= 0.0 { 1.0 } else { (ratio / small.size - 1.0 / large.size) / slope }
+    let serial = if slope <= 0.0 { 1.0 } else { (ratio / small.size - 1.0 / large.size) / slope };
+    Some(serial).filter(|serial| serial.is_finite())
 }
 
 /// The logarithm of the best time on one worker for a shape, and the sum of squares that is left; infinite where there is
@@ -119,7 +122,7 @@ fn squares((serial, coherency): Shares, seen: &[Observed]) -> (f64, f64) {
     let (mut weight, mut mean, mut squares) = (0.0, 0.0, 0.0);
     for one in seen {
         let shape = shape(serial, coherency, one.size);
-        if shape <= 0.0 {
+        if !shape.is_finite() || shape <= 0.0 {
             return (f64::NAN, f64::INFINITY);
         }
         // By the running mean, so that squares of large numbers do not cancel.
@@ -129,7 +132,8 @@ fn squares((serial, coherency): Shares, seen: &[Observed]) -> (f64, f64) {
         mean += off * one.weight / weight;
         squares += one.weight * off * (rest - mean);
     }
-    (mean, squares.max(0.0))
+    // The larger one of 0 and no number would be 0, which is a perfect fit.
+    if squares.is_finite() { (mean, squares.max(0.0)) } else { (f64::NAN, f64::INFINITY) }
 }
 
 /// Levenberg and Marquardt: downhill from near the lowest point, in those of the two directions that are free.
@@ -207,4 +211,43 @@ pub fn aicc(model: Model, fitted: &Parameters, runs: &[Run]) -> f64 {
 /// What the fit leaves of each run, as a logarithm.
 pub fn residuals(fitted: &Parameters, runs: &[Run]) -> Vec<f64> {
     runs.iter().map(|run| run.seconds.ln() - fitted.seconds(run.size).ln()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(times: &[(f64, f64)]) -> Vec<Observed> {
+        times
+            .iter()
+            .map(|&(size, seconds)| Observed { size, log_seconds: seconds.ln(), weight: 1.0 })
+            .collect()
+    }
+
+    #[test]
+    fn what_is_no_number_is_no_fit() {
+        let times = seen(&[(1.0, 100.0), (2.0, 55.0), (4.0, 32.0)]);
+        let left = |shares: Shares, seen: &[Observed]| squares(shares, seen).1;
+        assert!(left((0.1, 0.0), &times) < 0.01);
+        for shares in
+            [(f64::NAN, 0.0), (0.1, f64::NAN), (f64::INFINITY, 0.0), (0.1, f64::INFINITY), (-9.0, 0.0)]
+        {
+            assert_eq!(left(shares, &times), f64::INFINITY, "{shares:?}");
+        }
+        for seconds in [f64::NAN, f64::INFINITY, 0.0] {
+            assert_eq!(left((0.1, 0.0), &seen(&[(1.0, 100.0), (2.0, seconds)])), f64::INFINITY, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn two_sizes_have_a_serial_share_and_others_none() {
+        let share = |times: &[(f64, f64)]| karp_flatt(&seen(times));
+        assert!((share(&[(1.0, 100.0), (2.0, 55.0)]).unwrap() - 0.1).abs() < 1e-9);
+        assert_eq!(share(&[(2.0, 100.0), (4.0, 900.0)]), Some(1.0), "slower than any share explains");
+        assert_eq!(share(&[(1.0, 100.0)]), None);
+        assert_eq!(share(&[(1.0, 100.0), (2.0, 55.0), (4.0, 32.0)]), None);
+        assert_eq!(share(&[(1.0, 100.0), (2.0, f64::NAN)]), None);
+        let three = seen(&[(1.0, 100.0), (2.0, 55.0), (4.0, 32.5)]);
+        assert_eq!(fit(Model::KarpFlatt, &three), fit(Model::Amdahl, &three));
+    }
 }
