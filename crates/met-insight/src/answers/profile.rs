@@ -428,7 +428,7 @@ fn merged(one: &Phase, next: &Phase) -> Phase {
     }
 }
 
-/// What comes before the work is a start-up, and idleness after it a tail.
+/// What comes before the work is a start-up, unless it waits for storage, and idleness after it a tail.
 fn name_ends(phases: &mut [Phase], wall_s: f64) {
     let work = |phase: &Phase| phase.cores.unwrap_or(0.0) + phase.gpus.unwrap_or(0.0);
     let most = phases.iter().filter(|phase| phase.kind == PhaseKind::Compute).map(work).fold(0.0, f64::max);
@@ -436,7 +436,7 @@ fn name_ends(phases: &mut [Phase], wall_s: f64) {
         && most > 0.0
         && first.seconds() < wall_s / 2.0
         && work(first) < 0.6 * most
-        && !matches!(first.kind, PhaseKind::Unclear | PhaseKind::Unknown)
+        && !matches!(first.kind, PhaseKind::Unclear | PhaseKind::Unknown | PhaseKind::IoWait)
     {
         first.kind = PhaseKind::StartUp;
     }

@@ -56,6 +56,16 @@ fn a_quiet_cpu_is_not_idle_where_waiting_for_storage_is_not_known() {
 }
 
 #[test]
+fn waiting_for_storage_before_the_work_is_no_start_up() {
+    let job = |waits: f64| {
+        let made = made(200).computing(|second| if second < 60 { 0.1 } else { 8.0 });
+        made.rate(column::PRESSURE_IO, move |second| if second < 60 { waits } else { 0.0 })
+    };
+    assert_eq!(reported(&job(0.9)), "I/O wait 60, compute 140");
+    assert_eq!(reported(&job(0.0)), "start-up 60, compute 140");
+}
+
+#[test]
 fn a_slow_copy_is_not_idle() {
     let tail = || made(200).computing(|second| if second < 120 { 2.0 } else { 0.01 });
     let later = |bytes: f64| move |second: i32| if second < 120 { 0.0 } else { bytes };

@@ -225,7 +225,7 @@ pub static FIELDS: &[Field] = &[
         Measure::Cores,
         "cores busy, exceeded for 5 % of the time",
         sampled(column::CPU),
-        |job| super::evaluate::of_samples(job, Stat::P95, column::CPU),
+        |job| super::evaluate::of_samples(job, Stat::P95, column::CPU).filter(|_| !is_bound(job)),
     ),
     later(
         "cores_sustained",
@@ -246,7 +246,10 @@ pub static FIELDS: &[Field] = &[
         Measure::Share,
         "share of time in which at most one core was busy",
         SERIAL_SHARE,
-        |job| Some(Fact::sampled(job.profile()?.serial_share()?, job.coverage(column::CPU)?)),
+        |job| {
+            let share = job.profile().filter(|_| !is_bound(job))?.serial_share()?;
+            Some(Fact::sampled(share, job.coverage(column::CPU)?))
+        },
     ),
     later("idle_tail", Measure::Seconds, "time without work at its end, or until now", IDLE_TAIL, |job| {
         Some(Fact::sampled(job.profile()?.idle_tail_s()?, job.coverage(column::CPU)?))
@@ -473,17 +476,21 @@ fn node_gpus(job: &Job<'_>) -> Option<Fact> {
 }
 
 /// Measured on all nodes, or not known. Samples leave out the warm-up.
+/// Whether its CPU time is only known to be at least so much: that it used little cannot be said, by samples neither.
+fn is_bound(job: &Job<'_>) -> bool {
+    job.record.totals.figure(column::CPU).is_some_and(|figure| figure.kind == QualityKind::LowerBound)
+}
+
 fn cores(job: &Job<'_>) -> Option<Fact> {
-    if !job.is_whole() {
+    if !job.is_whole() || is_bound(job) {
         return None;
     }
     if let Some(sampled) = super::evaluate::of_samples(job, Stat::Mean, column::CPU) {
         return Some(sampled);
     }
     let figure = job.record.totals.figure(column::CPU)?;
-    let coverage = if figure.kind == QualityKind::LowerBound { 0.0 } else { 1.0 };
     let value = average::cores(job.record, job.now_ns)?;
-    Some(Fact { value, quality: figure.kind, coverage: Some(coverage) })
+    Some(Fact { value, quality: figure.kind, coverage: Some(1.0) })
 }
 
 /// Samples leave out the warm-up; the totals of several nodes are sums.

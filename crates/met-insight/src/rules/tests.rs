@@ -466,6 +466,17 @@ fn a_job_that_took_its_node_whole_is_not_advised_to_hold_fewer_cores() {
     assert_eq!(of_four(&beside), 0);
 }
 
+#[test]
+fn cpu_time_that_is_a_lower_bound_proves_no_low_use() {
+    for (cores, rule) in [(1.0, "serial_on_many"), (4.0, "cpu_low")] {
+        let mut made = given(made(3 * HOUR).computing(move |_| cores), 16);
+        assert_eq!(names(&made), [rule]);
+        let cpu_ns = made.record.totals.get(column::CPU).unwrap();
+        made.record.totals.set(column::CPU, cpu_ns, QualityKind::LowerBound, "cgroup");
+        assert_eq!(names(&made), none());
+    }
+}
+
 /// The job of an adversary: 16 cores for ten minutes, all of them within the warm-up, then a core that waits for storage.
 fn burst_then(waits: f64, cores_after: f64) -> Made {
     let made = made(12_000).cores(move |second| if second < 600 { 16.0 } else { cores_after });
