@@ -83,7 +83,7 @@ def a_file_of_several_jobs_is_shown_job_by_job(world):
         world.met("export", "--since", "1h", "-o", f"all.{ending}").ok()
         world.met("show", f"all.{ending}").refused("has 3 jobs (3, 2, 1)", f"met show all.{ending} JOB")
         equal(world.met("show", f"all.{ending}", "one", "--json").ok().json()["job"]["name"], "one", "a job by name")
-        world.met("show", f"all.{ending}", "two").refused("has 2 jobs")
+        world.met("show", f"all.{ending}", "two").refused("has 2 such jobs")
         # Energy may be shared out a moment after the end.
         export = lambda: world.met("export", "--since", "1h", "-o", f"all.{ending}", "--force").ok()
         shown = lambda *file: world.met("show", *file, "3", "--json").ok().out
