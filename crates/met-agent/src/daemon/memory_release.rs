@@ -9,8 +9,8 @@ use met_host::clock;
 const CODE_BYTES: u64 = 9 << 20;
 /// How often that is looked at. More often would cost more than it gives: every thread has to get its pages again.
 const CODE_APART_NS: i64 = 5_000_000_000;
-/// Where what is given back is needed again at once, as with the library of a GPU, it is looked at ever more rarely.
-const CODE_APART_MAX_NS: i64 = 60_000_000_000;
+/// Where there is much more of it, as with the library of a GPU, most is needed again at once.
+const MUCH_CODE_APART_NS: i64 = 30_000_000_000;
 
 /// Two pools for all threads, and a mapping of its own for each large buffer: with a pool for each thread, and buffers
 /// that stay in it, a daemon holds several times what it needs. To be called before other threads are started.
@@ -49,27 +49,21 @@ pub fn limit_code() {
 /// When code is given back.
 struct CodeLimit {
     next_ns: i64,
-    apart_ns: i64,
-    /// Whether it was above the limit at the last look.
-    was_above: bool,
 }
 
 impl CodeLimit {
     const fn new() -> CodeLimit {
-        CodeLimit { next_ns: 0, apart_ns: CODE_APART_NS, was_above: false }
+        CodeLimit { next_ns: 0 }
     }
 
     fn is_exceeded(&mut self, now_ns: i64, resident_bytes: impl FnOnce() -> Option<u64>) -> bool {
         if now_ns < self.next_ns {
             return false;
         }
-        let is_above = resident_bytes().is_some_and(|bytes| bytes > CODE_BYTES);
-        self.apart_ns = match is_above && self.was_above {
-            true => (2 * self.apart_ns).min(CODE_APART_MAX_NS),
-            false => CODE_APART_NS,
-        };
-        (self.was_above, self.next_ns) = (is_above, now_ns + self.apart_ns);
-        is_above
+        let bytes = resident_bytes().unwrap_or(0);
+        let apart_ns = if bytes > 2 * CODE_BYTES { MUCH_CODE_APART_NS } else { CODE_APART_NS };
+        self.next_ns = now_ns + apart_ns;
+        bytes > CODE_BYTES
     }
 }
 
@@ -96,23 +90,18 @@ mod tests {
     }
 
     #[test]
-    fn code_is_given_back_above_the_limit_and_ever_more_rarely_if_that_does_not_help() {
+    fn code_is_given_back_above_the_limit_and_more_rarely_if_much_is_needed_again() {
         let (mut limit, second_ns) = (CodeLimit::new(), 1_000_000_000);
-        let mut looks = 0;
-        let mut exceeded = |at_s: i64, bytes: u64| {
-            let look = || {
-                looks += 1;
-                Some(bytes)
-            };
-            limit.is_exceeded(at_s * second_ns, look)
-        };
+        let mut exceeded = |at_s: i64, bytes: u64| limit.is_exceeded(at_s * second_ns, || Some(bytes));
         assert!(!exceeded(1, CODE_BYTES));
-        assert!(!exceeded(5, 2 * CODE_BYTES), "too soon after the last look");
-        assert!(exceeded(6, 2 * CODE_BYTES));
-        assert!(!exceeded(11, CODE_BYTES) && exceeded(16, 2 * CODE_BYTES));
-        let given_back = (17..1000).filter(|&at_s| exceeded(at_s, 2 * CODE_BYTES)).count();
-        assert!((15..=20).contains(&given_back), "{given_back} times in 1000 s");
-        assert_eq!(looks, 4 + given_back);
+        assert!(!exceeded(5, CODE_BYTES + 1), "too soon after the last look");
+        assert!(exceeded(6, CODE_BYTES + 1) && !exceeded(11, CODE_BYTES) && exceeded(16, CODE_BYTES + 1));
+        let given_back = |limit: &mut CodeLimit, bytes: u64| {
+            (1..=300).filter(|&at_s| limit.is_exceeded(at_s * second_ns, || Some(bytes))).count()
+        };
+        assert_eq!(given_back(&mut CodeLimit::new(), 2 * CODE_BYTES), 60);
+        assert_eq!(given_back(&mut CodeLimit::new(), 3 * CODE_BYTES), 10);
+        assert!(!CodeLimit::new().is_exceeded(second_ns, || None), "not known");
     }
 
     #[test]
