@@ -476,12 +476,9 @@ impl Daemon {
             self.service.flush();
             self.service.sweep();
             self.flushed = Some(now);
-            // What was written is not held any more, by jobs or by the writer.
+            // What was written is not held any more, by jobs or by the writer, and its code is not needed for a while.
             memory_release::give_back_free();
-            match self.rests {
-                true => memory_release::give_back_code(),
-                false => memory_release::limit_code(),
-            }
+            memory_release::give_back_code();
         }
         let retain = now >= self.next_retention || self.service.is_retention_due();
         if retain && self.service.sampling.is_ready() {
