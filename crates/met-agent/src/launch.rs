@@ -287,7 +287,7 @@ pub(crate) fn prepare(program: &OsStr, argv: &[OsString], assignment: &Assignmen
 pub(crate) fn marked(mut command: Command, assignment: &Assignment) -> Result<Command> {
     let marker = processes::marker(&assignment.record, std::process::id());
     command.envp.push(CString::new(format!("{}={marker}", processes::MARKER))?);
-    // Without a folder, or without space, a job has no marks; it runs all the same.
+    // Without a folder a job has no marks; it runs all the same.
     if let Some(path) = supervise::marks(assignment) {
         let variable = [processes::MARKS.as_bytes(), b"=", path.as_os_str().as_bytes()].concat();
         command.envp.push(CString::new(variable)?);

@@ -310,16 +310,19 @@ impl JobDir {
         }
     }
 
-    /// Creates the file of the job's marks, private to its user.
-    pub fn create_marks(&self) -> io::Result<PathBuf> {
-        let path = self.path.join(MARKS);
-        create(&path)?;
-        Ok(path)
+    /// The file of the job's marks.
+    pub fn marks(&self) -> PathBuf {
+        self.path.join(MARKS)
+    }
+
+    /// Creates that file, private to its user.
+    pub fn create_marks(&self) -> io::Result<()> {
+        create(&self.marks()).map(drop)
     }
 
     /// What the job marked; nothing where it marked nothing, or put something else in the place of the file.
     pub fn read_marks(&self) -> Vec<Work> {
-        let path = self.path.join(MARKS);
+        let path = self.marks();
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
         let opened = OpenOptions::new().read(true).custom_flags(flags).open(&path);
         let Ok(file) = opened else { return Vec::new() };

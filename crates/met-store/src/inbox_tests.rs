@@ -235,7 +235,8 @@ fn a_folder_that_was_reserved_and_never_used_goes_with_the_room_in_it() {
 fn a_folder_in_the_place_of_a_file_does_not_keep_a_job() {
     let state = tempfile::tempdir().unwrap();
     let (_, dir) = JobDir::reserve(state.path(), 1).unwrap();
-    let marks = dir.create_marks().unwrap();
+    dir.create_marks().unwrap();
+    let marks = dir.marks();
     fs::remove_file(&marks).unwrap();
     fs::create_dir_all(marks.join("inside")).unwrap();
     assert!(dir.read_marks().is_empty());

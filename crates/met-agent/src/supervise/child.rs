@@ -232,6 +232,8 @@ impl Supervision {
         }
         // Before the command runs: it could kill its supervisor at once.
         announce(&assignment, true, None, channel);
+        // Without space a job has no marks; it runs all the same.
+        let _ = inbox.as_ref().map(|inbox| inbox.folder.create_marks());
         let begin_boot_ns = clock::boottime_ns();
         events.begin();
         let outcome = child.open()?;

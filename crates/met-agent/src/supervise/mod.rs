@@ -139,9 +139,9 @@ struct Inbox {
     folder: JobDir,
 }
 
-/// The file that the job appends its marks of work to.
+/// The file that the job appends its marks of work to. It is created before the command runs.
 pub(crate) fn marks(assignment: &Assignment) -> Option<PathBuf> {
-    Inbox::of(assignment).ok()??.folder.create_marks().ok()
+    Some(Inbox::of(assignment).ok()??.folder.marks())
 }
 
 impl Inbox {

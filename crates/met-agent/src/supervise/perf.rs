@@ -3,7 +3,8 @@
 //! Where a job has no cgroup this closes the one hole of resource usage: children of a process that
 //! ignores SIGCHLD are reaped by nobody and added to nobody.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use met_core::evidence::Clock;
@@ -132,11 +133,14 @@ fn read_count(event: &OwnedFd) -> io::Result<i64> {
     Ok(i64::from_ne_bytes(value))
 }
 
-/// Of all CPUs together since boot; 0 where it is not reported.
+/// Of all CPUs together since boot; 0 where it is not reported. One read: the first line has it, and a job waits for it.
 fn stolen_ns() -> i64 {
     const STEAL_FIELD: usize = 8;
-    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    let steal = text.lines().next().and_then(|line| line.split_ascii_whitespace().nth(STEAL_FIELD));
+    let mut line = [0; 256];
+    let read = File::open("/proc/stat").and_then(|mut file| file.read(&mut line)).unwrap_or(0);
+    let line =
+        line[..read].split(|&byte| byte == b'\n').next().and_then(|line| std::str::from_utf8(line).ok());
+    let steal = line.and_then(|line| line.split_ascii_whitespace().nth(STEAL_FIELD));
     let ticks: i64 = steal.and_then(|field| field.parse().ok()).unwrap_or(0);
     ticks * (1_000_000_000 / rustix::param::clock_ticks_per_second() as i64)
 }
