@@ -1,32 +1,51 @@
-//! Links the program so that it starts quickly: at a fixed address (docs/decisions/057-fixed-address.md), and without a shared
-//! library that only unwinding needs.
+//! Links the program so that it starts quickly and is small: docs/decisions/057-fixed-address.md has the reasons.
 
+use std::env;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    let target = |key: &str| std::env::var(format!("CARGO_CFG_TARGET_{key}")).unwrap_or_default();
+    let target = |key: &str| env::var(format!("CARGO_CFG_TARGET_{key}")).unwrap_or_default();
+    let Some(folder) = env::var_os("OUT_DIR").map(PathBuf::from) else { return };
     if target("OS") != "linux" || target("ENV") != "gnu" {
         return;
     }
-    println!("cargo::rustc-link-arg-bin=met=-no-pie");
-    if let (Some(archive), Some(folder)) = (unwinder(), std::env::var_os("OUT_DIR").map(PathBuf::from)) {
-        // The standard library asks for libgcc_s by name. Found first, this stands for the same code as an archive.
-        let script = format!("GROUP ( {} -lgcc )\n", archive.display());
-        if std::fs::write(folder.join("libgcc_s.so"), script).is_ok() {
-            println!("cargo::rustc-link-arg-bin=met=-L{}", folder.display());
-        }
+    let mut arguments = vec!["-no-pie".to_owned()];
+    // Not every linker can: functions with the same code become one.
+    arguments
+        .extend(["-Wl,--icf=all".to_owned()].into_iter().filter(|argument| links_with(&folder, argument)));
+    arguments.extend(static_unwinder(&folder));
+    for argument in arguments {
+        println!("cargo::rustc-link-arg-bin=met={argument}");
     }
 }
 
-/// The unwinder as an archive, where the compiler of this machine builds for this machine and has it.
-fn unwinder() -> Option<PathBuf> {
-    if std::env::var("HOST").ok()? != std::env::var("TARGET").ok()? {
+/// The standard library asks for `libgcc_s` by name. A script of that name, found first, stands for the same code as an
+/// archive. `None` where the compiler of this machine does not build for it, or has no such archive.
+fn static_unwinder(folder: &Path) -> Option<String> {
+    if env::var_os("HOST") != env::var_os("TARGET") {
         return None;
     }
     let found = Command::new("cc").arg("-print-file-name=libgcc_eh.a").output().ok()?;
-    let path = PathBuf::from(String::from_utf8(found.stdout).ok()?.trim());
+    let archive = String::from_utf8(found.stdout).ok()?.trim().to_owned();
     // A name without a folder means that there is none; a space would end the path in the script.
-    (path.is_absolute() && Path::exists(&path) && !path.to_string_lossy().contains(' ')).then_some(path)
+    if !Path::new(&archive).is_absolute() || archive.contains(' ') {
+        return None;
+    }
+    std::fs::write(folder.join("libgcc_s.so"), format!("GROUP ( {archive} -lgcc )\n")).ok()?;
+    Some(format!("-L{}", folder.display())).filter(|argument| links_with(folder, argument))
+}
+
+/// Whether the linker that will be used takes this argument.
+fn links_with(folder: &Path, argument: &str) -> bool {
+    let source = folder.join("probe.rs");
+    let (Some(rustc), Some(target)) = (env::var_os("RUSTC"), env::var_os("TARGET")) else { return false };
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    let mut link = Command::new(rustc);
+    link.arg("--target").arg(target).args(flags.split('\x1f').filter(|flag| !flag.is_empty()));
+    link.args(env::var("RUSTC_LINKER").map(|linker| format!("-Clinker={linker}")));
+    link.arg(format!("-Clink-arg={argument}")).arg("-o").arg(folder.join("probe")).arg(&source);
+    std::fs::write(&source, "fn main() {}").is_ok()
+        && link.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
