@@ -83,7 +83,7 @@ impl Salvage {
         let names: Vec<&str> = self.lost.iter().chain(&more).map(String::as_str).collect();
         let lost = match self.lost_count() {
             0 => "no job is known to be lost".to_owned(),
-            count => format!("{} lost: {}", jobs(count), names.join(", ")),
+            count => format!("{} known to be lost: {}", jobs(count), names.join(", ")),
         };
         let incomplete = match self.incomplete.is_empty() {
             true => String::new(),
