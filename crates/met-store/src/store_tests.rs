@@ -207,7 +207,7 @@ fn after_damage_of_records(count: usize) -> (tempfile::TempDir, Writer) {
 fn a_job_that_is_known_again_is_not_counted_as_lost() {
     let (_state, mut writer) = after_damage_of_records(2);
     let salvage = writer.salvaged.take().unwrap();
-    assert!(salvage.sentence().contains("58 jobs recovered, 2 jobs lost: 1, 2;"), "{}", salvage.sentence());
+    assert!(salvage.sentence().contains("58 jobs recovered, 2 jobs known to be lost: 1, 2;"), "{}", salvage.sentence());
     // One with its number and another key is another job.
     writer
         .put(&Record {
@@ -218,7 +218,7 @@ fn a_job_that_is_known_again_is_not_counted_as_lost() {
     assert_eq!(writer.last_salvage(), Some(salvage));
     writer.put(&finished(1, MIDNIGHT_S)).unwrap();
     let sentence = writer.last_salvage().unwrap().sentence();
-    assert!(sentence.contains("58 jobs recovered, 1 job lost: 2;"), "{sentence}");
+    assert!(sentence.contains("58 jobs recovered, 1 job known to be lost: 2;"), "{sentence}");
     writer.put(&finished(2, MIDNIGHT_S)).unwrap();
     let sentence = writer.last_salvage().unwrap().sentence();
     assert!(sentence.contains("no job is known to be lost"), "{sentence}");
@@ -240,7 +240,7 @@ fn a_job_whose_record_is_damaged_is_taken_from_its_packed_row() {
     let mut writer = Writer::open(state.path()).unwrap();
     let salvage = writer.salvaged.take().unwrap();
     let sentence = salvage.sentence();
-    assert!(sentence.contains("4 jobs recovered, 1 job lost: 4;"), "{sentence}");
+    assert!(sentence.contains("4 jobs recovered, 1 job known to be lost: 4;"), "{sentence}");
     let parts = "unreadable parts: processes and marked work of 2 (taken from its packed record)";
     assert!(sentence.contains(parts), "{sentence}");
     for id in [1, 2, 3, 5] {
@@ -255,7 +255,7 @@ fn lost_jobs_beyond_those_that_are_named_are_counted() {
     let salvage = writer.salvaged.take().unwrap();
     assert_eq!((salvage.recovered, salvage.lost.len(), salvage.lost_count()), (1, 50, 59));
     let sentence = salvage.sentence();
-    assert!(sentence.contains(": 1 job recovered, 59 jobs lost: 1, 2,"), "{sentence}");
+    assert!(sentence.contains(": 1 job recovered, 59 jobs known to be lost: 1, 2,"), "{sentence}");
     assert!(sentence.contains(", 50, 9 more;"), "{sentence}");
 }
 
