@@ -529,9 +529,15 @@ fn broken_yaml_names_its_line() {
         "sampling:\n  interval: \"1s\nstorage: [\n",
         expect!["met.yaml:3: not YAML: invalid indentation in multiline quoted scalar"],
     );
+    for by_tab in ["sampling:\n\tinterval: 1s\n", "sampling:\n \tinterval: 1s\n"] {
+        check_error(
+            by_tab,
+            expect!["met.yaml:2: not YAML: the line is indented with a tab; YAML needs spaces"],
+        );
+    }
     check_error(
-        "sampling:\n\tinterval: 1s\n",
-        expect!["met.yaml:2: not YAML: tabs disallowed within this context (block indentation)"],
+        "sampling:\n  interval: 1s\n\tladder: 1s\n",
+        expect!["met.yaml:3: not YAML: the line is indented with a tab; YAML needs spaces"],
     );
     check_error("a: 1\n---\nb: 2\n", expect!["met.yaml:3: a second document; keep one"]);
     check_error("sampling: *nowhere\n", expect!["met.yaml:1: not YAML: alias references unknown anchor"]);

@@ -52,11 +52,19 @@ pub fn parse(yaml: &str) -> Result<Node, Complaint> {
             let line = error.location().map_or(1, |location| location.line().max(1));
             let message = match error {
                 serde_saphyr::Error::MultipleDocuments { .. } => "a second document; keep one".to_owned(),
+                _ if is_indented_by_tab(yaml, line) => {
+                    "not YAML: the line is indented with a tab; YAML needs spaces".to_owned()
+                }
                 error => format!("not YAML: {}", without_place(&error.to_string())),
             };
             Err(Complaint { line, message })
         }
     }
+}
+
+fn is_indented_by_tab(yaml: &str, line: u64) -> bool {
+    let text = yaml.lines().nth(line as usize - 1).unwrap_or_default();
+    text[..text.len() - text.trim_start().len()].contains('\t')
 }
 
 /// The parser's message without its own position: the line is already in front.
