@@ -529,12 +529,10 @@ fn broken_yaml_names_its_line() {
         "sampling:\n  interval: \"1s\nstorage: [\n",
         expect!["met.yaml:3: not YAML: invalid indentation in multiline quoted scalar"],
     );
-    for by_tab in ["sampling:\n\tinterval: 1s\n", "sampling:\n \tinterval: 1s\n"] {
-        check_error(
-            by_tab,
-            expect!["met.yaml:2: not YAML: the line is indented with a tab; YAML needs spaces"],
-        );
-    }
+    check_error(
+        "sampling:\n\tinterval: 1s\n",
+        expect!["met.yaml:2: not YAML: the line is indented with a tab; YAML needs spaces"],
+    );
     check_error(
         "sampling:\n  interval: 1s\n\tladder: 1s\n",
         expect!["met.yaml:3: not YAML: the line is indented with a tab; YAML needs spaces"],
