@@ -147,6 +147,8 @@ def runs_of_one_command_are_compared_and_scaled(world):
     scaled = world.met("scale", "1", "2", "3", "--sizes", "1,1,2", "--json").ok().json()
     check("cannot_tell" in scaled and scaled["scaling"] is None, scaled)
     check("cannot say" in world.met("scale", "1").ok().out, "one size")
+    world.met("compare", "1", "1").refused("job 1 is given twice", "different jobs")
+    equal(world.met("rm", "1", "1").ok().out, "Removed job 1\n", "a job that is named twice is removed once")
 
 
 @test

@@ -5,6 +5,7 @@ MET_COLMET_S sets how long both go on at once (default 60 s; `scripts/soak` make
 import contextlib
 import functools
 import glob
+import itertools
 import json
 import os
 import re
@@ -852,8 +853,16 @@ def wrong_options_of_the_fronts_are_refused_before_anything_starts(world):
         world.met(*elastic).refused(why)
     for value, why in ((f"{secret}/out.hdf5", "is not a directory"), (world.me.path(""), "is a directory; name a file")):
         world.met("colmet-collector", "--hdf5-filepath", value).refused("--hdf5-filepath", why)
+    junk = world.me.path("junk.hdf5")
+    with open(junk, "w") as file:
+        file.write("junk")
+    world.met("colmet-collector", "--hdf5-filepath", junk).refused("--hdf5-filepath", junk, "not an HDF5 file")
+    equal(world.read(junk), b"junk", "the file")
     os.remove(secret)
-    world.met(*elastic).refused(secret)
+    world.met(*elastic).refused("--http-credentials", secret, "USER:PASSWORD")
+    world.met("colmet-collector", "--elastic-host", "not a url").refused("--elastic-host", "HOST:9200")
+    for program_name, period in itertools.product(("colmet-collector", "colmet-node"), ("0", "-1", "NaN")):
+        world.met(program_name, "-s", period).refused("--sample-period", "from 0.1 to 3600")
     node = ("colmet-node", "--zeromq-uri", "tcp://127.0.0.1:1", "--enable-perfhw", "--perfhw-list")
     world.met(*node, "instructions", "nosuch").refused("--perfhw-list", '"nosuch" is not an event', "cpu_cycles", "bpf_output")
     world.met("colmet-node", "--zeromq-uri", "127.0.0.1:5556").refused("--zeromq-uri", "127.0.0.1:5556")

@@ -126,6 +126,23 @@ def nothing_is_replaced_and_nothing_left_half_written(world):
         world.met("export", "1", "-o", "-", stdout=full).refused("cannot write to standard output", code=1)
     left = sorted(name for name in os.listdir(world.me.work) if not name.startswith("true."))
     equal(left, ["x.csv"], "files")
+    for name in ("nosuch.h5", "nosuch.jsonl"):
+        world.met("show", name).refused(f"{name}: no such file")
+
+
+@test
+def an_export_to_a_full_disk_says_so_once(world):
+    need_root()
+    world.me.run_to_end("true")
+    folder = world.me.path("full")
+    os.mkdir(folder)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", folder], check=True)
+    try:
+        for ending in ("jsonl", "parquet", "h5"):
+            refused = world.met("export", "1", "-o", f"{folder}/x.{ending}").refused(f"cannot write {folder}/x.{ending}", code=1)
+            equal(refused.err.count("No space left"), 1, refused.err)
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 @test

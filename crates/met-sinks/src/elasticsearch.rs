@@ -230,7 +230,10 @@ fn authorization(options: &Options) -> Result<Option<String>, String> {
         (Some(user), None) if user.contains(':') => {
             Ok(Some(format!("Basic {}", BASE64_STANDARD.encode(user))))
         }
-        (Some(_), None) => Err("credentials_file: its first line is not USER:PASSWORD".to_owned()),
+        (Some(_), None) => {
+            let path = options.word("credentials_file").unwrap_or_default();
+            Err(format!("{path}: its first line is not USER:PASSWORD"))
+        }
         (None, Some(key)) if key.contains(':') => Ok(Some(format!("ApiKey {}", BASE64_STANDARD.encode(key)))),
         (None, Some(key)) => Ok(Some(format!("ApiKey {key}"))),
     }

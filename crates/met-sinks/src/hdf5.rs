@@ -10,9 +10,11 @@ mod table;
 mod tables;
 mod unsaved;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use met_wire::colmet::Record;
 
 use crate::colmet_records::{self, Chosen, Gatherer};
@@ -20,6 +22,8 @@ use crate::event::Event;
 use crate::forward::now_ns;
 use crate::reopen;
 use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
+use disk::{CANNOT_CONTINUE, Disk};
+use group::Group;
 use tables::Tables;
 
 const BACKENDS: &str = "all";
@@ -95,6 +99,15 @@ fn open(options: &Options) -> Opened {
         rotates: false,
         failed: None,
     }))
+}
+
+/// Whether a sink would append to this file, for a program that must end otherwise. Nothing is written.
+pub fn check_continues(path: &Path) -> anyhow::Result<()> {
+    if !path.to_string_lossy().ends_with(ENDING) || !path.is_file() {
+        return Ok(());
+    }
+    let (disk, root) = Disk::open(File::open(path)?)?;
+    Group::open(&disk, root).map(drop).context(CANNOT_CONTINUE)
 }
 
 fn level(options: &Options) -> u32 {

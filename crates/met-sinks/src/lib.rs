@@ -11,7 +11,7 @@ pub mod event;
 mod event_csv;
 pub mod event_json;
 pub mod forward;
-mod hdf5;
+pub mod hdf5;
 pub mod live;
 mod otlp;
 pub mod prometheus;

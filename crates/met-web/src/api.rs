@@ -131,6 +131,8 @@ pub struct Api {
     pub host: Option<Host>,
     /// Where jobs could run.
     pub systems: Arc<[System]>,
+    /// Of prices in the configuration.
+    pub currency: String,
 }
 
 /// What an answer waits for before one of the few threads makes it.
@@ -205,6 +207,7 @@ pub(crate) struct Visible<'a> {
     pub(crate) output: Option<&'a dyn Output>,
     pub(crate) host: Option<&'a Host>,
     pub(crate) systems: &'a Arc<[System]>,
+    pub(crate) currency: &'a str,
     look: Option<Arc<Look>>,
     /// How long findings are looked for.
     pub(crate) findings_within: Duration,
@@ -214,8 +217,9 @@ impl<'a> Visible<'a> {
     pub(crate) fn new(viewer: &'a Viewer, api: &'a Api) -> Visible<'a> {
         let output = api.output.as_deref();
         let (query, layouts, host) = (api.query.as_ref(), &api.layouts, api.host.as_ref());
-        let (systems, findings_within) = (&api.systems, api.answers.findings_within);
-        Visible { viewer, query, layouts, output, host, systems, look: None, findings_within }
+        let (systems, currency) = (&api.systems, api.currency.as_str());
+        let findings_within = api.answers.findings_within;
+        Visible { viewer, query, layouts, output, host, systems, currency, look: None, findings_within }
     }
 
     /// With what was waited for.

@@ -124,6 +124,7 @@ pub(super) fn api(jobs: &Arc<Jobs>, hub: &Arc<Hub>) -> Api {
         output: None,
         host: met_host::Host::real().ok(),
         systems: Arc::default(),
+        currency: "CHF".to_owned(),
     }
 }
 

@@ -155,6 +155,7 @@ fn get_from(jobs: Vec<Record>, from: Option<&str>, path: &str) -> (StatusCode, H
         output: Some(Arc::new(Unwritable)),
         host: Host::real().ok(),
         systems: Arc::default(),
+        currency: "CHF".to_owned(),
     };
     let pages = Pages { api: Arc::new(api), base: "/".to_owned(), has_logout: true };
     let mut request = Request::builder().uri(path);

@@ -55,6 +55,7 @@ fn listener() -> (Arc<Personal>, Router) {
         output: None,
         host: None,
         systems: Arc::default(),
+        currency: "CHF".to_owned(),
     };
     let router = router(&personal, api);
     (personal, router)

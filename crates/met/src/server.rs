@@ -195,8 +195,12 @@ fn listen(
         background_threads: 4,
         ..Options::new(addresses)
     };
-    let router =
-        api::router(Arc::clone(api), setting.config.jobs.layouts.clone(), systems::of(&setting.config));
+    let router = api::router(
+        Arc::clone(api),
+        setting.config.jobs.layouts.clone(),
+        systems::of(&setting.config),
+        setting.config.energy.currency.clone(),
+    );
     let server = Server::start(options, login::guard(logins, router.merge(metrics_page::router(pages, api))));
     server.map_err(|error| Failure::usage(format!("http: {error}")))
 }

@@ -531,7 +531,11 @@ fn broken_yaml_names_its_line() {
     );
     check_error(
         "sampling:\n\tinterval: 1s\n",
-        expect!["met.yaml:2: not YAML: tabs disallowed within this context (block indentation)"],
+        expect!["met.yaml:2: not YAML: the line is indented with a tab; YAML needs spaces"],
+    );
+    check_error(
+        "sampling:\n  interval: 1s\n\tladder: 1s\n",
+        expect!["met.yaml:3: not YAML: the line is indented with a tab; YAML needs spaces"],
     );
     check_error("a: 1\n---\nb: 2\n", expect!["met.yaml:3: a second document; keep one"]);
     check_error("sampling: *nowhere\n", expect!["met.yaml:1: not YAML: alias references unknown anchor"]);

@@ -50,6 +50,10 @@ pub fn parse(yaml: &str) -> Result<Node, Complaint> {
         Err(error) => {
             let error = error.without_snippet();
             let line = error.location().map_or(1, |location| location.line().max(1));
+            if let Some(line) = tab_after(yaml, line).filter(|_| error.to_string().contains("tab")) {
+                let message = "not YAML: the line is indented with a tab; YAML needs spaces".to_owned();
+                return Err(Complaint { line, message });
+            }
             let message = match error {
                 serde_saphyr::Error::MultipleDocuments { .. } => "a second document; keep one".to_owned(),
                 error => format!("not YAML: {}", without_place(&error.to_string())),
@@ -57,6 +61,12 @@ pub fn parse(yaml: &str) -> Result<Node, Complaint> {
             Err(Complaint { line, message })
         }
     }
+}
+
+/// The first line from this one on that has a tab in its indentation: the parser may name the line before it.
+fn tab_after(yaml: &str, line: u64) -> Option<u64> {
+    let has_tab = |text: &str| text[..text.len() - text.trim_start().len()].contains('\t');
+    (1..).zip(yaml.lines()).find(|&(at, text)| at >= line && has_tab(text)).map(|(at, _)| at)
 }
 
 /// The parser's message without its own position: the line is already in front.

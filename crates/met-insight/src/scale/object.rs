@@ -80,3 +80,51 @@ pub fn object(record: &Record, plan: &Plan, left_out: &[String]) -> Value {
         "systems": plan.systems.iter().map(fit).collect::<Vec<_>>(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Run, System, Wishes, plan};
+    use super::*;
+    use crate::sample;
+
+    fn keys(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(entries) => entries.iter().for_each(|(key, value)| {
+                found.push(key.clone());
+                keys(value, found);
+            }),
+            Value::Array(values) => values.iter().for_each(|value| keys(value, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_page_about_the_object_has_every_key() {
+        let page = include_str!("../../../../docs/json.md");
+        let (_, page) = page.split_once("## The object of `met scale --json`").unwrap();
+        let (page, _) = page.split_once("\n## ").unwrap();
+        let times = [(1.0, 1000.0), (2.0, 550.0), (4.0, 325.0), (1.0, 1001.0), (2.0, 551.0), (4.0, 326.0)];
+        let runs = times.map(|(size, seconds)| Run { size, seconds });
+        let bounds = Bounds {
+            size: 4.0,
+            cores: 3.0,
+            cores_p95: None,
+            serial_time: None,
+            serial_high: None,
+            speedup_limit_min: None,
+            headroom: Vec::new(),
+            storage_wait: None,
+            is_busy_elsewhere: false,
+        };
+        let wishes = Wishes { sizes: vec![8.0], target_s: Some(400.0) };
+        let (record, systems) = (sample::finished(), [System::default()]);
+        let whole = plan(&runs, &[], Some(bounds), &record, &systems, &wishes);
+        let unknown = plan(&runs[..1], &[], None, &record, &[], &wishes);
+        let mut found = Vec::new();
+        keys(&json!([object(&record, &whole, &[]), object(&record, &unknown, &[])]), &mut found);
+        assert!(found.contains(&"fastest_size".to_owned()) && found.contains(&"run_next".to_owned()));
+        for key in found {
+            assert!(page.contains(&format!("{key}`")), "docs/json.md lacks {key} of met scale");
+        }
+    }
+}

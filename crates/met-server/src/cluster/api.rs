@@ -152,8 +152,8 @@ impl Api {
 }
 
 /// The routes, to be served under [`met_web::api::ROOT`] without another check. `layouts`: managers that the
-/// configuration names; `systems`: where jobs could run.
-pub fn router(api: Arc<Api>, layouts: Vec<Layout>, systems: Vec<System>) -> Router {
+/// configuration names; `systems`: where jobs could run, at prices in `currency`.
+pub fn router(api: Arc<Api>, layouts: Vec<Layout>, systems: Vec<System>, currency: String) -> Router {
     let (query, answers) = (Arc::clone(&api.query), Arc::clone(&api.answers));
     let admission = Arc::clone(&api.admission);
     let annotates: Arc<dyn Annotates + Send + Sync> = Arc::<Api>::clone(&api);
@@ -168,6 +168,7 @@ pub fn router(api: Arc<Api>, layouts: Vec<Layout>, systems: Vec<System>) -> Rout
         output: None,
         host: None,
         systems: systems.into(),
+        currency,
     });
     let questions = met_web::api::router(Arc::clone(&asked));
     let pages = Arc::new(Pages { api: asked, base: "/".to_owned(), has_logout: true });

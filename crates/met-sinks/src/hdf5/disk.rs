@@ -25,7 +25,7 @@ const PAGE: usize = 4096;
 
 /// Of another program, of an earlier version, or cut off.
 pub(super) const CANNOT_CONTINUE: &str =
-    "this version cannot continue this file; move it away, or choose another path";
+    "not an HDF5 file that this version can continue; move it away, or choose another path";
 
 pub(super) struct Disk {
     file: File,

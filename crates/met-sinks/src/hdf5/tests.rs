@@ -235,7 +235,7 @@ fn other_files_are_left_alone() {
         let refused = Tables::open(&path, 0).err().map(|error| error.to_string());
         assert_eq!(
             refused.as_deref(),
-            Some("this version cannot continue this file; move it away, or choose another path")
+            Some("not an HDF5 file that this version can continue; move it away, or choose another path")
         );
         assert_eq!(std::fs::read(&path).unwrap(), bytes);
     }

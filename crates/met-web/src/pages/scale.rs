@@ -17,7 +17,9 @@ use crate::problem::Problem;
 pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<Made, Problem> {
     let planned = Given::of(&asked.search, SCALE).and_then(|given| planned(visible, &asked.name, &given));
     match planned {
-        Ok(planned) => Ok(Made::Page(framed(site, asked, &planned.record, &content(&planned)))),
+        Ok(planned) => {
+            Ok(Made::Page(framed(site, asked, &planned.record, &content(&planned, visible.currency))))
+        }
         // The form stays, with what was typed.
         Err(problem) if problem.field.as_deref().is_some_and(is_own) => {
             let (Meant::Job(record) | Meant::Step(record)) = visible.find(&asked.name)?;
@@ -60,12 +62,12 @@ fn framed(site: &Site, asked: &Asked, record: &Record, content: &Markup) -> Mark
     layout::page(site, Some(Tab::Jobs), &format!("How {} would scale", record.name), None, &page)
 }
 
-fn content(Planned { plan, left_out, warnings, .. }: &Planned) -> Markup {
+fn content(Planned { plan, left_out, warnings, .. }: &Planned, currency: &str) -> Markup {
     html! {
         @for warning in warnings { (layout::notice("warn", warning)) }
         (bounds(plan))
         (predictions(plan))
-        (systems(&plan.systems))
+        (systems(&plan.systems, currency))
         @if !left_out.is_empty() {
             details { summary { (units::counted(left_out.len(), "job")) " left out" } ul { @for words in left_out { li { (escape(words)) } } } }
         }
@@ -144,7 +146,7 @@ fn row(of: &Prediction) -> Markup {
     }
 }
 
-fn systems(systems: &[Fit]) -> Markup {
+fn systems(systems: &[Fit], currency: &str) -> Markup {
     html! {
         @if !systems.is_empty() {
             section aria-labelledby="systems-title" {
@@ -156,12 +158,30 @@ fn systems(systems: &[Fit]) -> Markup {
                             @if let Some((size, seconds)) = fit.size.zip(fit.seconds.as_ref()) {
                                 ", " (units::duration(seconds.value)) " on " (units::cores(size)) " cores"
                             }
-                            @if let Some(price) = fit.price { ", costs " (units::money(price)) }
+                            @if let Some(price) = fit.price { ", costs " (escape(&units::money_in(price, Some(currency)))) }
                             @for note in &fit.notes { "; " (escape(note)) }
                         }
                     }
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_price_of_a_system_has_its_currency() {
+        let fit = Fit {
+            name: "fox".to_owned(),
+            fits: true,
+            notes: Vec::new(),
+            size: None,
+            seconds: None,
+            price: Some(2.5),
+        };
+        assert!(systems(&[fit], "CHF").into_string().contains("fits, costs 2.50 CHF"));
     }
 }

@@ -19,6 +19,7 @@ const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 /// Up to so many days are drawn day by day, up to so many more by week.
 const DAYS_MAX_NS: i64 = 100 * 86_400_000_000_000;
 const WEEKS_MAX_NS: i64 = 800 * 86_400_000_000_000;
+const COST: &str = "Cost";
 /// Of the series, in its own units.
 const HEIGHT: f64 = 100.0;
 
@@ -28,6 +29,8 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
         Err(problem) => return Ok(Made::Refused(refused(site, asked, &problem)?)),
     };
     let lines = report(visible, &ask)?;
+    // Nodes of a server may count in another one.
+    let currency = visible.host.map(|_| visible.currency);
     let system = UsageAsk { by: By::System, ..ask.clone() };
     // Sums of commands are of whole days.
     let zone = UsageAsk { every: Every::HourOfWeek, ..system.clone() };
@@ -37,7 +40,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     let content = html! {
         div.head { h1 { "Usage" } }
         (form(site, asked, &ask))
-        (totals(&lines))
+        (totals(&lines, currency))
         div.pair {
             section aria-labelledby="heat-title" {
                 h2 id="heat-title" { "By hour of the week" span.dim { " in " (escape(&ask.zone.name)) } }
@@ -50,7 +53,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
         }
         section aria-labelledby="table-title" {
             h2 id="table-title" { "By " (ask.by.name()) @if ask.every != Every::All { " and " (ask.every.name()) } }
-            (table(&lines, &ask))
+            (table(&lines, &ask, currency))
             (notes(&lines))
             @if !lines.lines.is_empty() { p.pager { a href=(csv_link(site, asked)) download="usage.csv" { "CSV of this table" } } }
         }
@@ -128,8 +131,8 @@ fn form(site: &Site, asked: &Asked, ask: &UsageAsk) -> Markup {
     }
 }
 
-/// The amounts of the whole time.
-fn totals(report: &Report) -> Markup {
+/// The amounts of the whole time. `currency`: of costs, where it is known.
+fn totals(report: &Report, currency: Option<&str>) -> Markup {
     let total = &report.total;
     let used = total.core_hours.used.map_or("–".to_owned(), units::hours);
     let mut facts = vec![("Core-hours used", used), ("Jobs started", total.jobs.all.to_string())];
@@ -141,7 +144,7 @@ fn totals(report: &Report) -> Markup {
     put("GiB-hours held", total.memory_gib_hours.held.map(units::hours));
     put("Energy", total.energy_joules.map(units::watt_hours));
     put("CO\u{2082}e", total.emissions_grams.map(usage::emissions));
-    put("Cost", total.cost.map(units::money));
+    put(COST, total.cost.map(|cost| escape(&units::money_in(cost, currency))));
     if let Some(machine) = &report.machine_total {
         let span = |hours: f64| units::duration(hours * 3600.0);
         put("CPUs busy", machine.busy().map(units::percent));
@@ -306,10 +309,10 @@ const FIGURES: [(&str, CellOf); 11] = [
     ("GiB held", |line| line.memory_gib_hours.held.map(units::hours)),
     ("Energy", |line| line.energy_joules.map(units::watt_hours)),
     ("CO\u{2082}e", |line| line.emissions_grams.map(usage::emissions)),
-    ("Cost", |line| line.cost.map(units::money)),
+    (COST, |line| line.cost.map(units::money)),
 ];
 
-fn table(report: &Report, ask: &UsageAsk) -> Markup {
+fn table(report: &Report, ask: &UsageAsk, currency: Option<&str>) -> Markup {
     let mut lines: Vec<&Line> = report.lines.iter().collect();
     if lines.is_empty() {
         return html! { p.empty { "No jobs in this time." } };
@@ -319,8 +322,8 @@ fn table(report: &Report, ask: &UsageAsk) -> Markup {
     } else {
         lines.sort_by(|one, other| (one.period, &one.name).cmp(&(other.period, &other.name)));
     }
-    let known: Vec<_> =
-        FIGURES.iter().filter(|(_, cell)| lines.iter().any(|line| cell(line).is_some())).collect();
+    let known = FIGURES.iter().filter(|(_, cell)| lines.iter().any(|line| cell(line).is_some()));
+    let known: Vec<_> = known.map(|(head, cell)| (headed(head, currency), cell)).collect();
     let left = lines.len().saturating_sub(LINES_MAX);
     html! {
         div.scroll tabindex="0" role="group" aria-label="Usage" {
@@ -344,6 +347,13 @@ fn table(report: &Report, ask: &UsageAsk) -> Markup {
             }
         }
         @if left > 0 { p.dim { (left) " more lines; the API and CSV have all of them" } }
+    }
+}
+
+fn headed(head: &str, currency: Option<&str>) -> String {
+    match currency {
+        Some(currency) if head == COST => format!("{head} {}", escape(currency)),
+        _ => head.to_owned(),
     }
 }
 
@@ -374,5 +384,19 @@ fn notes(report: &Report) -> Markup {
         }
         @for unknown in total.unknown() { p.dim { (sentence(&unknown)) "." } }
         @if report.pending > 0 { p.dim { (units::counted(report.pending as usize, "job")) " not summed yet." } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_have_their_currency_where_it_is_known() {
+        assert_eq!(headed(COST, Some("CHF")), "Cost CHF");
+        assert_eq!(
+            (headed(COST, None), headed("Energy", Some("CHF"))),
+            (COST.to_owned(), "Energy".to_owned())
+        );
     }
 }

@@ -1,15 +1,16 @@
 //! The command lines of Colmet's own programs, so that a unit file needs one word changed.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(disable_version_flag = true)]
 pub struct ColmetCollectorArgs {
-    /// Rows are in the HDF5 file within this time, and -v logs as often; records are taken as they come [default: 5]
-    #[arg(short = 's', long, value_name = "SECONDS")]
-    pub sample_period: Option<f64>,
+    /// Rows are in the HDF5 file within this time, and -v logs as often; records are taken as they come
+    #[arg(short = 's', long, value_name = "SECONDS", default_value = "5", allow_negative_numbers = true, value_parser = period)]
+    pub sample_period: Duration,
     /// Records that wait in memory; ignored: queues are bounded by bytes
     #[arg(long, value_name = "COUNT")]
     pub buffer_size: Option<u64>,
@@ -51,8 +52,8 @@ pub struct ColmetCollectorArgs {
 #[derive(Debug, Args)]
 pub struct ColmetNodeArgs {
     /// Time between two messages
-    #[arg(short = 's', long, value_name = "SECONDS", default_value_t = 5.0)]
-    pub sample_period: f64,
+    #[arg(short = 's', long, value_name = "SECONDS", default_value = "5", allow_negative_numbers = true, value_parser = period)]
+    pub sample_period: Duration,
     #[command(flatten)]
     pub backends: ColmetBackends,
     /// Ignored: Omni-Path is recognised
@@ -117,4 +118,11 @@ pub struct ColmetBackends {
     /// Send GPUs of jobs; a colmet-collector that writes HDF5 does not survive them
     #[arg(long)]
     pub enable_nvidia: bool,
+}
+
+fn period(text: &str) -> Result<Duration, String> {
+    let period = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let is_allowed =
+        |period: &Duration| (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(period);
+    period.filter(is_allowed).ok_or_else(|| "write a number of seconds from 0.1 to 3600".to_owned())
 }

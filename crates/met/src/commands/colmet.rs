@@ -2,7 +2,6 @@
 
 use std::net::ToSocketAddrs;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::Result;
 use met_agent::supervise::Signals;
@@ -10,9 +9,10 @@ use met_config::Failure;
 use met_jobs::cgroup_layouts::colmet_options;
 use met_query::setting::Setting;
 use met_server::colmet::collector;
+use met_sinks::forward::link::{Address, Link};
 use met_sinks::sink::Options;
 use met_sinks::zeromq::Endpoint;
-use met_sinks::{Configured, SINKS, elasticsearch};
+use met_sinks::{Configured, SINKS, elasticsearch, hdf5};
 use met_sources::perf;
 
 use crate::cli::{ColmetCollectorArgs, ColmetNodeArgs};
@@ -39,29 +39,15 @@ pub fn collector(setting: &Setting, args: &ColmetCollectorArgs, verbose: u8) -> 
         }
         is_over
     };
-    let round = (verbose > 0).then(|| period(args));
+    let round = (verbose > 0).then_some(args.sample_period);
     let state = setting.user.state.join("colmet-collector");
     let collected = collector::collect(&listen, &sinks, &state, round, is_over);
     collected.map_err(|error| Failure::usage(format!("{error:#}")))?;
     Ok(0)
 }
 
-/// Colmet's collector takes up to `--buffer-size` messages and writes them, once in this time. This one takes them as they come;
-/// rows are in the file within this time.
-fn period(args: &ColmetCollectorArgs) -> Duration {
-    Duration::from_secs_f64(
-        args.sample_period.filter(|period| period.is_finite()).unwrap_or(5.0).clamp(0.2, 3600.0),
-    )
-}
-
 /// A daemon whose sink is a collector of Colmet. `verbose`: it prints its records.
 pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: u8) -> Result<i32> {
-    let period = Duration::try_from_secs_f64(args.sample_period).ok();
-    let is_period =
-        |period: &Duration| (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(period);
-    let period = period.filter(is_period).ok_or_else(|| {
-        Failure::usage(format!("--sample-period: {} is not between 0.1 and 3600 seconds", args.sample_period))
-    })?;
     if let Some(Err(why)) = args.configure_uri.as_deref().map(Endpoint::parse_own) {
         return Err(Failure::usage(format!("--configure-uri: {why}")));
     }
@@ -92,7 +78,7 @@ pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: u8) -> Result<
     if args.backends.enable_perfhw {
         setting.config.perf.events = events;
     }
-    setting.config.sampling.interval = Some(period);
+    setting.config.sampling.interval = Some(args.sample_period);
     setting.config.colmet.configure.clone_from(&args.configure_uri);
     setting.config.sinks.retain(|other| other.spec.name != "colmet");
     if verbose > 0 {
@@ -189,11 +175,20 @@ fn sinks(args: &ColmetCollectorArgs) -> Result<Vec<Configured>> {
         check_place(&path).map_err(|why| Failure::usage(format!("--hdf5-filepath: {why}")))?;
         let path = path.to_string_lossy().into_owned();
         let level = args.hdf5_complevel.to_string();
-        let flush = format!("{}ms", period(args).as_millis());
+        // Colmet's collector takes up to `--buffer-size` messages and writes them, once in this time. This one takes them as they
+        // come; rows are in the file within this time.
+        let flush = format!("{}ms", args.sample_period.as_millis());
         sinks.push(sink("hdf5", &[("path", vec![path]), ("level", vec![level]), ("flush", vec![flush])])?);
     }
     if let Some(host) = &args.elastic_host {
         let url = if host.contains("://") { host.clone() } else { format!("http://{host}") };
+        // A password in it is not repeated.
+        let address = Address { url: url.clone(), plain: true, ..Address::default() };
+        Link::open(&address).map_err(|_| {
+            let why =
+                "not an address; write HOST:9200 or https://HOST:9200, and a password in the file of -P";
+            Failure::usage(format!("--elastic-host: {why}"))
+        })?;
         let mut options = vec![
             ("url", vec![url]),
             ("index_prefix", vec![args.elastic_index_prefix.clone()]),
@@ -201,7 +196,9 @@ fn sinks(args: &ColmetCollectorArgs) -> Result<Vec<Configured>> {
         ];
         if let Some(path) = &args.http_credentials {
             let path = std::path::absolute(path)?.to_string_lossy().into_owned();
-            elasticsearch::check_credentials(&path).map_err(Failure::usage)?;
+            elasticsearch::check_credentials(&path).map_err(|why| {
+                Failure::usage(format!("--http-credentials: {why} (needed: USER:PASSWORD in its first line)"))
+            })?;
             options.push(("credentials_file", vec![path]));
         }
         if args.no_check_certificates {
@@ -228,7 +225,8 @@ fn check_place(path: &Path) -> Result<(), String> {
         return Err(format!("{} is not a directory", place.display()));
     }
     rustix::fs::access(place, rustix::fs::Access::WRITE_OK)
-        .map_err(|error| format!("{} cannot be written: {error}", place.display()))
+        .map_err(|error| format!("{} cannot be written: {error}", place.display()))?;
+    hdf5::check_continues(path).map_err(|error| format!("{}: {error:#}", path.display()))
 }
 
 fn sink(name: &str, given: &[(&'static str, Vec<String>)]) -> Result<Configured> {

@@ -26,6 +26,9 @@ pub fn compare(setting: &Setting, args: &CompareArgs) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
     let mut records: Vec<Record> =
         args.jobs.iter().map(|job| all.find_to_show(job)).collect::<Result<_>>()?;
+    if let Some(twice) = super::given_twice(&records) {
+        return Err(Failure::usage(format!("job {} is given twice; name different jobs", twice.label())));
+    }
     let first = records[0].clone();
     let runs = all.earlier_runs(&first)?;
     if records.len() == 1 {

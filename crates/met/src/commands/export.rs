@@ -42,11 +42,24 @@ pub fn export(setting: &Setting, args: &ExportArgs) -> Result<i32> {
     }
     let file =
         OutputFile::create(output, args.force).map_err(|error| Failure::usage(format!("{error:#}")))?;
-    let mut writer = met_export::writer(format, rows, BufWriter::new(file.file()))?;
-    write_all(setting, chosen, format, rows, writer.as_mut())?;
-    writer.finish()?;
+    let written = met_export::writer(format, rows, BufWriter::new(file.file())).and_then(|mut writer| {
+        write_all(setting, chosen, format, rows, writer.as_mut())?;
+        writer.finish()
+    });
+    written.map_err(|error| without_room(error, output))?;
     file.finish()?;
     Ok(0)
+}
+
+/// Writers of files repeat the error of the system, and do not know the name of the file.
+fn without_room(error: anyhow::Error, output: &Path) -> anyhow::Error {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    match error.root_cause().downcast_ref::<io::Error>() {
+        Some(cause) if matches!(cause.kind(), StorageFull | QuotaExceeded | FileTooLarge) => {
+            Failure::with_code(1, format!("cannot write {}: {cause}", output.display()))
+        }
+        _ => error,
+    }
 }
 
 /// A line for each job that is named.

@@ -1,5 +1,6 @@
 //! `met import`: jobs of files, in a namespace of their own.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 
@@ -135,7 +136,8 @@ pub fn remove(setting: &Setting, names: &[&String]) -> Result<()> {
             return Err(Failure::usage(format!("no job {name}; `met import` lists them")));
         }
     }
-    for number in names.iter().filter_map(|name| imported::number_in(name)) {
+    let numbers: BTreeSet<_> = names.iter().filter_map(|name| imported::number_in(name)).collect();
+    for number in numbers {
         stored.remove(number)?;
         writeln!(output::stdout(), "Removed job {}", imported::reference(number))?;
     }

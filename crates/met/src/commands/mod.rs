@@ -50,6 +50,12 @@ use met_query::jobs::AllJobs;
 use met_query::machines::Machines;
 use met_query::setting::Setting;
 
+/// The first job that is named again.
+fn given_twice(named: &[Record]) -> Option<&Record> {
+    let is_again = |(at, job): &(usize, &Record)| named[..*at].iter().any(|one| one.key == job.key);
+    named.iter().enumerate().find(is_again).map(|(_, job)| job)
+}
+
 /// What a shell would return for a job: its exit code, or 128 and the signal that ended it.
 fn exit_code(record: &Record) -> i32 {
     match (record.exit_code, record.signal) {

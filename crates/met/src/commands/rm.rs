@@ -21,8 +21,13 @@ pub fn rm(setting: &Setting, args: &RmArgs) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
     // All or none: a mistyped job must not cost the others their record.
     // A name that a running job has as well may mean that one.
-    let records =
-        others.into_iter().map(|job| all.find_to_change(job, |_| true)).collect::<Result<Vec<_>>>()?;
+    let mut records: Vec<Record> = Vec::new();
+    for job in others {
+        let record = all.find_to_change(job, |_| true)?;
+        if records.iter().all(|one| one.key != record.key) {
+            records.push(record);
+        }
+    }
     refuse_live(setting, &records)?;
     if !imported.is_empty() {
         import::remove(setting, &imported)?;

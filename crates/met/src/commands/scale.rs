@@ -27,9 +27,7 @@ pub fn scale(setting: &Setting, args: &ScaleArgs) -> Result<i32> {
     }
     let mut all = AllJobs::open(setting)?;
     let named: Vec<Record> = args.jobs.iter().map(|job| all.find_to_show(job)).collect::<Result<_>>()?;
-    if let Some((_, twice)) =
-        named.iter().enumerate().find(|(at, job)| named[..*at].iter().any(|one| one.key == job.key))
-    {
+    if let Some(twice) = super::given_twice(&named) {
         return Err(Failure::usage(format!("job {} is given twice; a run counts once", twice.label())));
     }
     let records = match named.as_slice() {

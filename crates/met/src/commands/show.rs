@@ -12,7 +12,7 @@ use met_insight::report::Machine;
 use met_insight::resample;
 use met_insight::rules::Rules;
 
-use super::import;
+use super::{export, import};
 use crate::cli::ShowArgs;
 use crate::managers;
 use crate::output;
@@ -57,6 +57,9 @@ pub fn show(setting: &Setting, args: &ShowArgs) -> Result<i32> {
     let mut all = AllJobs::open(setting)?;
     let not_there = |error| match Path::new(&args.job).is_file() {
         true => Failure::usage(format!("{}: only .jsonl and .h5 files hold whole jobs", args.job)),
+        false if export::holds_jobs(Path::new(&args.job)) => {
+            Failure::usage(format!("{}: no such file, and no job of that name; run `met list`", args.job))
+        }
         false => error,
     };
     let (record, whole) = match all.find_or_step(&args.job).map_err(not_there)? {

@@ -120,11 +120,13 @@ fn start(setting: Setting, personal: &Arc<Personal>, options: Options) -> Result
     let admission: Arc<dyn Admission> = Arc::<Personal>::clone(personal);
     let host = Some(setting.host.clone()).filter(|_| setting.server.is_none());
     let systems = systems::of(&setting.config).into();
+    let currency = setting.config.energy.currency.clone();
     let own = Arc::new(OwnJobs::new(setting));
     let query = Arc::<OwnJobs>::clone(&own);
     let (answers, live) = (Arc::default(), Arc::default());
     let output: Option<Arc<dyn Output>> = Some(Arc::new(OwnOutput));
-    let api = Api { query, admission, answers, layouts, live, annotates: own, output, host, systems };
+    let api =
+        Api { query, admission, answers, layouts, live, annotates: own, output, host, systems, currency };
     let server = Server::start(options, personal::router(personal, api))
         .map_err(|error| Failure::usage(error.to_string()))?;
     let address = server.local_addrs().first().copied().context("the listener has no address")?;
