@@ -21,6 +21,8 @@ use met_jobs::containers;
 
 /// Kernel memory and the code of a process are in the peak and not in what is needed.
 const UNEXPLAINED_BYTES: i64 = 12 << 20;
+/// A shorter job has a sample or two, and as likely as not none of its peak.
+const HARDLY_SAMPLED_NS: i64 = 1_000_000_000;
 
 /// What is known of a job at its end, beside its samples.
 #[derive(Clone, Copy, Debug, Default)]
@@ -206,16 +208,19 @@ fn note_end_of_main(record: &mut Record) {
 }
 
 /// Needed memory is only sampled. Where the kernel saw clearly more held at once than any sample explains,
-/// the highest came between two of them, and so it is where the kernel killed processes for lack of memory.
+/// the highest came between two of them, and so it is where the kernel killed processes for lack of memory. Of a job that
+/// was hardly sampled the kernel must have seen about as much.
 fn doubt_needed_memory(totals: &mut Totals, series: &Series) {
-    let cache = series.maximum(MEMORY_CACHE).unwrap_or(0);
-    let (Some(peak), Some(needed)) = (totals.get(MEMORY_PEAK), totals.figure(MEMORY_NEEDED_PEAK).cloned())
-    else {
-        return;
-    };
+    let Some(needed) = totals.figure(MEMORY_NEEDED_PEAK).cloned() else { return };
+    let is_hardly_sampled = totals.get(WALL).is_some_and(|wall_ns| wall_ns < HARDLY_SAMPLED_NS);
     // What was killed for memory wanted more than there was.
     let is_killed = totals.get(OOM_KILLS).is_some_and(|kills| kills > 0);
-    if is_killed || peak > needed.value + cache + peak / 10 + UNEXPLAINED_BYTES {
+    let cache = series.maximum(MEMORY_CACHE).unwrap_or(0);
+    let unexplained = if is_hardly_sampled { 0 } else { UNEXPLAINED_BYTES };
+    let is_exceeded = totals
+        .get(MEMORY_PEAK)
+        .map_or(is_hardly_sampled, |peak| is_killed || peak > needed.value + cache + peak / 10 + unexplained);
+    if is_exceeded {
         totals.set(MEMORY_NEEDED_PEAK, needed.value, LowerBound, needed.source);
     }
 }
@@ -314,5 +319,22 @@ mod tests {
         assert_eq!(kind(60 * MIB, 0), Some(QualityKind::Sampled));
         assert_eq!(kind(60 * MIB, 1), Some(LowerBound));
         assert_eq!(kind(90 * MIB, 0), Some(LowerBound));
+    }
+
+    #[test]
+    fn needed_memory_of_a_job_of_less_than_a_second_is_a_lower_bound_unless_the_kernel_confirms_it() {
+        let kind = |wall_ms: i64, peak: Option<i64>| {
+            let mut totals = Totals::default();
+            totals.set(WALL, wall_ms * 1_000_000, Measured, "clock");
+            totals.set(MEMORY_NEEDED_PEAK, 10_000, QualityKind::Sampled, Account::Cgroup);
+            peak.into_iter().for_each(|peak| totals.set(MEMORY_PEAK, peak, Measured, Account::Cgroup));
+            doubt_needed_memory(&mut totals, &Series::new(&JOB));
+            totals.figure(MEMORY_NEEDED_PEAK).map(|figure| figure.kind)
+        };
+        assert_eq!(kind(400, Some(20_000)), Some(LowerBound));
+        assert_eq!(kind(400, None), Some(LowerBound));
+        assert_eq!(kind(400, Some(10_500)), Some(QualityKind::Sampled), "the kernel saw no more");
+        assert_eq!(kind(4000, Some(20_000)), Some(QualityKind::Sampled), "code and the kernel's own");
+        assert_eq!(kind(4000, None), Some(QualityKind::Sampled));
     }
 }

@@ -34,6 +34,8 @@ pub enum Limit {
     Cpu,
     /// One core of several.
     OneCore,
+    /// Less than half of its cores: no more threads had work. For programs it is `cpu`.
+    SomeCores,
     Io,
     Network,
     Waiting,
@@ -47,7 +49,7 @@ impl Limit {
             Limit::Memory => "memory",
             Limit::Quota => "quota",
             Limit::Gpu => "gpu",
-            Limit::Cpu => "cpu",
+            Limit::Cpu | Limit::SomeCores => "cpu",
             Limit::OneCore => "one_core",
             Limit::Io => "io",
             Limit::Network => "network",
@@ -64,6 +66,7 @@ impl Limit {
             Limit::Gpu => "the GPU",
             Limit::Cpu => "the CPU",
             Limit::OneCore => "one core",
+            Limit::SomeCores => "its threads: more processes or threads might help",
             Limit::Io => "I/O",
             Limit::Network => "the network",
             Limit::Waiting => "waiting: no CPU, storage or GPU was busy",
@@ -178,11 +181,8 @@ impl Figures {
         } else if !self.knows_gpus {
             // A core that waits for a GPU is busy, too.
             return None;
-        } else if self.runnable >= BUSY && self.is_serial && self.of_cores.is_some_and(|of| of >= 1.5) {
-            let is_crowded = self.waited_for_cpu.is_some_and(|wait| wait > 0.5 * self.cores);
-            if is_crowded { Limit::Cpu } else { Limit::OneCore }
         } else if self.runnable >= BUSY {
-            Limit::Cpu
+            self.limit_of_cores()
         } else if self.storage.wait.is_none() && self.storage.bytes.is_none() {
             return None;
         } else if self.is_network_busy() {
@@ -196,6 +196,18 @@ impl Figures {
         } else {
             Limit::None
         })
+    }
+
+    /// Of a job that computed without filling its cores.
+    fn limit_of_cores(&self) -> Limit {
+        let is_crowded = self.waited_for_cpu.is_some_and(|wait| wait > 0.5 * self.cores);
+        match self.of_cores {
+            _ if is_crowded => Limit::Cpu,
+            Some(of) if self.is_serial && of >= 1.5 => Limit::OneCore,
+            // Two hardware threads may share a core, which one of them fills.
+            Some(of) if self.runnable < FULL / 2.0 * of => Limit::SomeCores,
+            _ => Limit::Cpu,
+        }
     }
 
     /// Bytes while nothing else was busy, as of storage whose waits are not known.
@@ -241,7 +253,7 @@ impl Figures {
             Limit::Cpu if self.waited_for_cpu.is_some_and(|wait| wait > self.cores) => {
                 vec![queue, Some(cores)]
             }
-            Limit::Cpu | Limit::OneCore => vec![Some(cores), queue],
+            Limit::Cpu | Limit::OneCore | Limit::SomeCores => vec![Some(cores), queue],
             Limit::Io => vec![io, Some(cores)],
             Limit::Network => vec![network, Some(cores), io],
             Limit::Waiting | Limit::None => vec![Some(cores), io, gpus],
@@ -310,6 +322,20 @@ mod tests {
         let quota = made(100).cores(|_| 0.5).rate(column::THROTTLED, |_| 0.5);
         let words = "quota: throttled for 50% of the CPU time it could have used; 0.50 of 8 cores busy";
         assert_eq!(reported(&quota, 8), words);
+    }
+
+    #[test]
+    fn a_job_that_leaves_most_of_its_cores_free_is_limited_by_its_threads() {
+        let limit = |made: &Made| {
+            let job = Job::new(&made.record, Machine { cpus: Some(32) }, made.now_ns());
+            bottleneck(&job).unwrap().limit
+        };
+        let eight = made(100).cores(|_| 8.0);
+        assert_eq!(limit(&eight), Limit::SomeCores);
+        assert_eq!(reported(&eight, 32), "cpu: 8 of 32 cores busy", "the word for programs");
+        assert_eq!(limit(&made(100).cores(|_| 16.0)), Limit::Cpu, "half of 32 may be 16 cores, all full");
+        let crowded = made(100).cores(|_| 4.0).rate(column::RUN_QUEUE_WAIT, |_| 4.0);
+        assert_eq!(limit(&crowded), Limit::Cpu, "more threads would wait, too");
     }
 
     #[test]

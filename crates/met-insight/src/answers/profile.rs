@@ -79,7 +79,8 @@ impl Phase {
 pub struct Profile<'a> {
     rates: Rates<'a>,
     has_gpus: bool,
-    /// The span that samples may cover, in unix milliseconds: from the start to the end or now.
+    /// The span that samples may cover, in unix milliseconds: from the start to the end or now; of a lost job,
+    /// to its last sample.
     begin_ms: i64,
     end_ms: i64,
     /// Where a warm-up is over.
@@ -107,7 +108,11 @@ pub fn warm_up_s(wall_s: f64) -> f64 {
 
 impl<'a> Profile<'a> {
     pub fn of(record: &Record, samples: Samples<'a>, now_ns: i64) -> Option<Profile<'a>> {
-        let (begin_ms, end_ms) = span_of(record, now_ns).filter(|_| samples.series.len() >= 2)?;
+        let (begin_ms, until_ms) = span_of(record, now_ns).filter(|_| samples.series.len() >= 2)?;
+        // Nobody saw the end of a lost job: what is known of it ends with its last sample.
+        let is_lost = !record.state.is_live() && record.end_ns.is_none();
+        let last_ms = samples.series.times_ms.last().copied().filter(|_| is_lost);
+        let end_ms = last_ms.map_or(until_ms, |last_ms| last_ms.clamp(begin_ms + 1, until_ms));
         let (phases, serial_share, cores_sustained, memory_growth, moments) = Default::default();
         Some(Profile {
             rates: Rates::new(samples.series, samples.gap_ms),

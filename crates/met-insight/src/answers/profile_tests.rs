@@ -23,6 +23,18 @@ fn phases_begin_where_the_level_changes() {
 }
 
 #[test]
+fn phases_of_a_lost_job_end_with_its_last_sample() {
+    let mut lost = made(100).cores(|_| 1.0);
+    let now_ns = lost.now_ns() + 86_400_000_000_000;
+    (lost.record.state, lost.record.end_ns) = (met_core::job::State::Lost, None);
+    let phases = Profile::of(&lost.record, lost.samples(), now_ns).unwrap().phases().to_vec();
+    assert_eq!(
+        phases.iter().map(|phase| (phase.kind, phase.seconds())).collect::<Vec<_>>(),
+        [(PhaseKind::Compute, 100.0)]
+    );
+}
+
+#[test]
 fn a_quiet_cpu_is_not_idle_beside_a_gpu_that_was_not_read() {
     let mut tail = made(200).computing(|second| if second < 120 { 2.0 } else { 0.001 });
     tail.record.allocated.gpus = Some(1);

@@ -39,6 +39,10 @@ fn limited(bottleneck: &Bottleneck) -> String {
         Limit::Waiting => ", mostly waiting".to_owned(),
         Limit::None => ", with no single bottleneck".to_owned(),
         Limit::Memory => ", slowed by swapping or reclaim".to_owned(),
+        Limit::SomeCores => {
+            let kept = bottleneck.evidence.first().map(|first| format!(", kept {first}")).unwrap_or_default();
+            format!("{kept}; more processes or threads might help")
+        }
         limit => {
             let shown = bottleneck.evidence.first().map(|first| format!(" ({first})")).unwrap_or_default();
             format!(", limited by {}{shown}", limit.words())
@@ -99,6 +103,11 @@ mod tests {
         assert_eq!(reported(&busy), "finished in 1m40s, limited by the CPU (7.50 of 8 cores busy)");
         busy.record.state = State::Failed;
         assert_eq!(reported(&busy), "failed after 1m40s, limited by the CPU (7.50 of 8 cores busy)");
+        let some = made(100).cores(|_| 2.0);
+        assert_eq!(
+            reported(&some),
+            "finished in 1m40s, kept 2 of 8 cores busy; more processes or threads might help"
+        );
         let sleeps = made(3).cores(|_| 0.0).rate(column::PRESSURE_IO, |_| 0.0);
         assert_eq!(reported(&sleeps), "finished in 3s, mostly waiting");
         let mut killed = made(100).cores(|_| 1.0).level(column::MEMORY_NEEDED, |_| f64::from(1 << 30));

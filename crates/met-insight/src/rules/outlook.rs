@@ -297,8 +297,9 @@ pub fn growth(job: &Job<'_>, index: usize, coverage: f64) -> Possible {
     }
     let Some((begin_ms, end_ms)) = answers::window_of(record, job.now_ns) else { return Possible::UNKNOWN };
     // The totals of a job that runs may be older than its samples; those of a damaged record are all missing. An end
-    // without means was not completed by its samples.
+    // without means was not completed by its samples. Samples of a lost job may end long before now.
     let is_settled = !record.state.is_live()
+        && record.end_ns.is_some()
         && !record.summaries.is_empty()
         && !record.totals.is_empty()
         && !CHARGED.contains(&index);

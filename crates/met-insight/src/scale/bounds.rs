@@ -11,6 +11,8 @@ use crate::{allocation, average, gpu};
 /// From which the wait for storage, or the use of GPUs, explains that a CPU had nothing to do.
 const STORAGE_WAIT: f64 = 0.2;
 const GPUS_BUSY: f64 = 0.1;
+/// Of the time with one runnable thread: less is none.
+const ALONE_LEAST: f64 = 0.005;
 /// Cores that a job uses at most that mostly sleeps.
 const ASLEEP_CORES: f64 = 0.5;
 
@@ -54,6 +56,19 @@ impl Bounds {
         words
     }
 
+    /// How much of its work can be serial, at most. A bound of all its work says nothing. What more workers can gain is
+    /// of this run, as in [`Bounds::words`], and said once.
+    pub fn serial_words(&self) -> Option<String> {
+        let serial = self.serial_high.filter(|serial| *serial < 0.995)?;
+        let is_said = self.is_busy_elsewhere || self.serial_time.is_some_and(|share| share >= ALONE_LEAST);
+        let gain =
+            self.speedup_limit_min.map(|limit| limit / self.cores).filter(|gain| !is_said && *gain >= 1.1);
+        let gain = gain.map(|gain| {
+            format!("; if more workers share the rest, they can make it {gain:.1} times as fast or more")
+        });
+        Some(format!("at most {} of its work is serial{}", units::percent(serial), gain.unwrap_or_default()))
+    }
+
     /// How many cores it really used over time, and what that leaves to gain.
     fn over_time(&self) -> Vec<String> {
         let peak = self.cores_p95.map(|peak| {
@@ -67,7 +82,7 @@ impl Bounds {
             };
             let gain = match share {
                 _ if self.is_busy_elsewhere => String::new(),
-                share if share < 0.005 => String::new(),
+                share if share < ALONE_LEAST => String::new(),
                 share if share > 0.995 => "; more workers need a program that starts them".to_owned(),
                 share => {
                     format!("; if that stays, more workers make it at most {:.1} times as fast", 1.0 / share)
@@ -193,6 +208,26 @@ mod tests {
             "at most one thread runnable: 25% of the time; if that stays, more workers make it at most 4.0 times as fast",
         ];
         assert!(over_time.iter().all(|line| words.iter().any(|word| word == line)), "{words:#?}");
+    }
+
+    #[test]
+    fn what_more_workers_gain_is_of_this_run_and_said_once() {
+        let words = |made: &Made| {
+            let job =
+                Job::new(&made.record, Machine { cpus: Some(2) }, made.now_ns()).sampled(made.samples());
+            let bounds = bounds(&job, &Ceilings::default()).unwrap();
+            bounds.words().into_iter().chain(bounds.serial_words()).collect::<Vec<_>>()
+        };
+        let gains =
+            |made: &Made| words(made).into_iter().filter(|line| line.contains(" fast")).collect::<Vec<_>>();
+        // Two processes, one of which ends early.
+        let unequal = made(100).cores(|second| if second < 63 { 2.0 } else { 1.0 });
+        let most = "at most one thread runnable: 37% of the time; if that stays, more workers make it at most 2.7 times as fast";
+        assert_eq!(gains(&unequal), [most]);
+        assert_eq!(words(&unequal).last().unwrap(), "at most 23% of its work is serial");
+        let mixed = "at most 25% of its work is serial; if more workers share the rest, they can make it 2.5 times as fast or more";
+        assert_eq!(gains(&made(100).cores(|_| 1.6)), [mixed]);
+        assert_eq!(gains(&made(100).cores(|_| 1.6).rate(column::PRESSURE_IO, |_| 0.4)), [""; 0]);
     }
 
     #[test]

@@ -110,7 +110,7 @@ pub fn not_found(text: &str, job: &JobRef, of_server: bool) -> String {
             }
             Some(("pid", _)) => format!("{name:?} is not a process; write its number, as in pid:4711"),
             Some(("imported", id)) if is_number(id) => {
-                format!("an imported job is only shown, exported and removed: met show {name}")
+                format!("an imported job is only shown, explained, exported and removed: met show {name}")
             }
             Some((manager, id)) if is_number(id) && unknown(manager) => {
                 let known: Vec<&str> = managers::MANAGERS.iter().map(|manager| manager.name).collect();
@@ -377,7 +377,7 @@ mod tests {
         );
         assert_eq!(
             said("imported:1"),
-            "an imported job is only shown, exported and removed: met show imported:1"
+            "an imported job is only shown, explained, exported and removed: met show imported:1"
         );
         let of_server = |text: &str| not_found(text, &JobRef::parse(text, &[]).unwrap(), true);
         assert_eq!(of_server("12@n1"), "no job 12@n1; run `met list`");

@@ -81,15 +81,7 @@ fn bounds(plan: &Plan) -> Markup {
             section aria-labelledby="bounds-title" {
                 h2 id="bounds-title" { "From this run alone" }
                 ul {
-                    @for words in bounds.words() { li { (escape(&words)) } }
-                    @if let Some(serial) = bounds.serial_high.filter(|serial| *serial < 0.995) {
-                        li {
-                            "at most " (units::percent(serial)) " of its work is serial"
-                            @if let Some(speedup) = bounds.speedup_limit_min {
-                                ": with enough cores at least " (format!("{speedup:.1}")) " times as fast as with one"
-                            }
-                        }
-                    }
+                    @for words in bounds.words().into_iter().chain(bounds.serial_words()) { li { (escape(&words)) } }
                 }
             }
         }

@@ -48,7 +48,8 @@ fn target(text: &str) -> Result<f64, String> {
 
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// A job: 12, slurm:1234_7, a name (its newest), or @last; not with --user
+    /// A job: 12, slurm:1234_7, a name (its newest), @last, imported:1, or a .jsonl or .h5 file of `met export`; not
+    /// with --user
     #[arg(value_name = "JOB", required_unless_present = "user")]
     pub job: Option<String>,
     /// A rule, as reports and `met check` name it (default: all, a line each)

@@ -1,21 +1,25 @@
 //! `met explain`: why a rule found something in a job or in the jobs of a user, or did not.
 
+use std::convert::Infallible;
 use std::io::Write;
 
 use anyhow::Result;
 use met_core::units;
+use met_insight::answers::Known;
 use met_insight::json::time;
 use met_insight::lineage::lineage;
+use met_insight::report::Machine;
 use met_insight::rules::{self, Explanation, Rule, Rules, Scope, user};
 use serde_json::{Value, json};
 
-use super::{check, list};
+use super::{check, import, list};
 use crate::cli::{ExplainArgs, FilterArgs};
 use crate::output;
 use crate::view;
 use met_config::Failure;
 use met_query::jobs::{self, AllJobs};
 use met_query::setting::Setting;
+use met_query::systems;
 
 /// A lineage is shown up to here.
 const LINEAGE_COLUMNS: usize = 120;
@@ -41,13 +45,29 @@ fn chosen<'r>(rules: &'r Rules, scope: Scope, name: &Option<String>) -> Result<V
 }
 
 fn of_job(setting: &Setting, args: &ExplainArgs, rules: &[&Rule], job: &str) -> Result<i32> {
-    let mut all = AllJobs::open(setting)?;
-    let record = all.find_to_show(job)?;
-    let earlier = all.earlier_runs(&record)?;
+    let (record, earlier, known, now_ns) = match import::is_imported(job) || import::is_file(job) {
+        true => {
+            let job = import::one(setting, job, None)?;
+            let known = Known::read(
+                setting.config.sampling.shortest(),
+                &job.record,
+                Machine { cpus: job.cpus },
+                &mut |table, part| Ok::<_, Infallible>(job.series(table, part)),
+            )?;
+            let known = known.beside(job.beside).among(&systems::of(&setting.config).into());
+            (job.record, job.earlier, known, job.exported_ns)
+        }
+        false => {
+            let mut all = AllJobs::open(setting)?;
+            let record = all.find_to_show(job)?;
+            let earlier = all.earlier_runs(&record)?;
+            let known = all.known(setting, &record, super::machine(setting, &record))?;
+            let known = known.beside(all.beside(&record)?);
+            (record, earlier, known, jobs::now_ns())
+        }
+    };
     let earlier: Vec<_> = earlier.iter().collect();
-    let machine = super::machine(setting, &record);
-    let known = all.known(setting, &record, machine)?.beside(all.beside(&record)?);
-    let explained = known.with_job(&record, &earlier, jobs::now_ns(), |job| {
+    let explained = known.with_job(&record, &earlier, now_ns, |job| {
         rules.iter().map(|rule| (*rule, rules::explain(rule, job))).collect::<Vec<_>>()
     });
     let mut stdout = output::stdout();

@@ -69,9 +69,14 @@ fn summaries(setting: &Setting, args: &ExportArgs) -> Result<i32> {
     }
     let mut all = AllJobs::open(setting)?;
     let mut stdout = output::stdout();
+    let mut print = |record: &Record, now_ns: i64| -> Result<()> {
+        Ok(writeln!(stdout, "{}", met_export::js1::js1(record, now_ns)?)?)
+    };
     for job in &args.jobs {
-        let record = all.find(job)?;
-        writeln!(stdout, "{}", met_export::js1::js1(&record, jobs::now_ns())?)?;
+        match import::is_imported(job) || import::is_file(job) {
+            true => import::each(setting, job, &mut |job| print(&job.record, job.exported_ns))?,
+            false => print(&all.find(job)?, jobs::now_ns())?,
+        }
     }
     Ok(0)
 }

@@ -116,7 +116,8 @@ pub fn one(setting: &Setting, name: &str, wanted: Option<&str>) -> Result<Export
             let names = text::escape(&names.join(", "));
             let such = if wanted.is_some() { "such jobs" } else { "jobs" };
             Err(Failure::usage(format!(
-                "{name} has {count} {such} ({names}{more}); name one: met show {name} JOB"
+                "{name} has {count} {such} ({names}{more}); name one: met show {name} JOB, or \
+                 import them: met import {name}"
             )))
         }
         Choice::None => {

@@ -12,7 +12,9 @@ use anyhow::{Context, Result, bail};
 use met_core::gpu_holding;
 use met_core::job::{Origin, Record};
 use met_host::{Host, clock};
-use met_insight::rules::Rules;
+use met_insight::answers::Job;
+use met_insight::finding::Finding;
+use met_insight::rules::{self, Rules};
 use met_store::inbox::JobDir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -25,7 +27,7 @@ use met_agent::sampler::{Known, Sampled, Sampler};
 use met_agent::supervise::Notice;
 use met_config::Failure;
 use met_host::trusted;
-use met_query::jobs;
+use met_query::jobs::{self, AllJobs};
 use met_query::protocol;
 use met_query::setting::Setting;
 
@@ -264,9 +266,13 @@ fn report(
         let style = if output.is_some() { Style::plain() } else { Style::of_stream(&io::stderr()) };
         let machine = super::machine(setting, record);
         let mut report = met_insight::report::report(record, machine, now_ns);
-        // Findings are for `met show`: they need samples and earlier runs.
-        let job = met_insight::answers::Job::new(record, machine, now_ns);
-        report.answers = Some(met_insight::answers::answers(&job, &Rules::default()));
+        let job = Job::new(record, machine, now_ns);
+        let mut answers = met_insight::answers::answers(&job, &Rules::default());
+        // Samples and earlier runs are read for those jobs alone of which a rule may say something.
+        if kept && !rules::candidates(Rules::built_in(), &job).0.is_empty() {
+            answers.findings = findings(setting, &job).unwrap_or_default();
+        }
+        report.answers = Some(answers);
         if !kept {
             report.id.clear();
         }
@@ -286,6 +292,16 @@ fn report(
             written => written,
         },
     }
+}
+
+/// As `met show` finds them.
+fn findings(setting: &Setting, job: &Job<'_>) -> Result<Vec<Finding>> {
+    let (record, machine) = (job.record, job.machine);
+    let mut all = AllJobs::open(setting)?;
+    let earlier = all.earlier_runs(record)?;
+    let beside = all.beside_if_asked(Rules::built_in(), record, machine, &earlier)?;
+    let known = all.known(setting, record, machine)?.beside(beside);
+    Ok(known.answers(record, &earlier, job.now_ns).findings)
 }
 
 #[cfg(test)]

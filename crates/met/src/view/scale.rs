@@ -61,18 +61,7 @@ fn painted(paint: Paint, line: &str, style: &Style) -> String {
 fn of_bounds(bounds: &Bounds) -> Vec<String> {
     let mut lines = vec![String::new(), "From this run alone:".to_owned()];
     lines.extend(bounds.words().iter().map(|words| format!("  {words}")));
-    // A bound of all its work says nothing.
-    match (bounds.serial_high.filter(|serial| *serial < 0.995), bounds.speedup_limit_min) {
-        (Some(serial), Some(speedup)) => lines.push(format!(
-            "  at most {} of its work is serial: with enough cores at least {:.1} times as fast as with one",
-            units::percent(serial),
-            speedup
-        )),
-        (Some(serial), None) => {
-            lines.push(format!("  at most {} of its work is serial", units::percent(serial)));
-        }
-        (None, _) => {}
-    }
+    lines.extend(bounds.serial_words().map(|words| format!("  {words}")));
     lines
 }
 
