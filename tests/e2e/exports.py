@@ -64,6 +64,12 @@ def a_job_with_earlier_runs_is_compared_with_them_in_its_file(world, ending):
         job = world.me.run_to_end("sleep", seconds)["job"]["id"]
     world.me.stop_daemon()
     as_json, report = world.met("show", job, "--json").ok(), world.met("show", job).ok()
+
+    def rules_of(name):
+        # The first line has the folder, which a file does not.
+        return world.met("explain", name).ok().out.splitlines()[1:]
+
+    explained = rules_of(job)
     differences = as_json.json()["answers"]["differences"]
     check([one["runs"] for one in differences if one["metric"] == "wall_seconds"] == [4], "compared with four runs", differences)
     world.met("export", job, "-o", f"job.{ending}").ok()
@@ -71,6 +77,8 @@ def a_job_with_earlier_runs_is_compared_with_them_in_its_file(world, ending):
     for name in (f"job.{ending}", "imported:1"):
         equal(world.met("show", name, "--json").ok().out_bytes, as_json.out_bytes, f"JSON of {name}")
         equal(world.met("show", name).ok().out_bytes, report.out_bytes, f"report of {name}")
+        equal(rules_of(name), explained, f"explanation of {name}")
+        check(world.met("export", "--js1", name).ok().out.startswith("JS1:"), f"summary of {name}")
     world.met("export", "imported:1", "-o", f"again.{ending}").ok()
     check(world.read(f"again.{ending}") == world.read(f"job.{ending}"), "a file made of the imported job differs")
 
