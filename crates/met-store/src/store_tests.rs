@@ -207,7 +207,11 @@ fn after_damage_of_records(count: usize) -> (tempfile::TempDir, Writer) {
 fn a_job_that_is_known_again_is_not_counted_as_lost() {
     let (_state, mut writer) = after_damage_of_records(2);
     let salvage = writer.salvaged.take().unwrap();
-    assert!(salvage.sentence().contains("58 jobs recovered, 2 jobs known to be lost: 1, 2;"), "{}", salvage.sentence());
+    assert!(
+        salvage.sentence().contains("58 jobs recovered, 2 jobs known to be lost: 1, 2;"),
+        "{}",
+        salvage.sentence()
+    );
     // One with its number and another key is another job.
     writer
         .put(&Record {

@@ -142,6 +142,8 @@ fn watch(setting: &Setting, supervisor: &mut Supervisor, interval: Duration) -> 
 
 /// A job that is over sooner is not sampled: opening the sources would take longer than it did.
 const UNSAMPLED: Duration = Duration::from_millis(5);
+/// Findings are looked for after this: a few milliseconds more are not felt then.
+const FINDINGS_AFTER_NS: i64 = 1_000_000_000;
 
 enum Sampling {
     Not,
@@ -268,8 +270,10 @@ fn report(
         let mut report = met_insight::report::report(record, machine, now_ns);
         let job = Job::new(record, machine, now_ns);
         let mut answers = met_insight::answers::answers(&job, &Rules::default());
-        // Samples and earlier runs are read for those jobs alone of which a rule may say something.
-        if kept && !rules::candidates(Rules::built_in(), &job).0.is_empty() {
+        // A short command does not wait for the rules. Samples and earlier runs are read for those jobs alone of which one may
+        // say something.
+        let is_long = record.wall_ns(now_ns).is_some_and(|lasted_ns| lasted_ns >= FINDINGS_AFTER_NS);
+        if kept && is_long && !rules::candidates(Rules::built_in(), &job).0.is_empty() {
             answers.findings = findings(setting, &job).unwrap_or_default();
         }
         report.answers = Some(answers);

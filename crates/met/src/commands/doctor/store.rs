@@ -253,7 +253,10 @@ mod tests {
         assert!(finding.remedy.unwrap().contains("met daemon --user"));
         drop(met_store::Writer::open(folder.path()).unwrap());
         let finding = damaged(folder.path()).unwrap();
-        assert!(finding.health == Health::Less && finding.detail.contains("2 jobs recovered, 1 job known to be lost: "));
+        assert!(
+            finding.health == Health::Less
+                && finding.detail.contains("2 jobs recovered, 1 job known to be lost: ")
+        );
     }
 
     #[test]
