@@ -118,6 +118,7 @@ fn routes(site: Site) -> Router {
         output: None,
         host: None,
         systems: Arc::default(),
+        currency: String::new(),
     };
     let api = Arc::new(api);
     let pages = Pages { api: Arc::clone(&api), base: "/".to_owned(), has_logout: false };
