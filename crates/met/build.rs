@@ -14,7 +14,7 @@ fn main() {
     let mut arguments = vec!["-no-pie".to_owned()];
     // Not every linker can: functions with the same code become one.
     arguments
-        .extend(["-Wl,--icf=all".to_owned()].into_iter().filter(|argument| links_with(&folder, argument)));
+        .extend(["-Wl,--icf=safe".to_owned()].into_iter().filter(|argument| links_with(&folder, argument)));
     arguments.extend(static_unwinder(&folder));
     for argument in arguments {
         println!("cargo::rustc-link-arg-bin=met={argument}");
@@ -27,12 +27,14 @@ fn static_unwinder(folder: &Path) -> Option<String> {
     if env::var_os("HOST") != env::var_os("TARGET") {
         return None;
     }
-    let found = Command::new("cc").arg("-print-file-name=libgcc_eh.a").output().ok()?;
+    let compiler = env::var_os("RUSTC_LINKER").unwrap_or_else(|| "cc".into());
+    let found = Command::new(compiler).arg("-print-file-name=libgcc_eh.a").output().ok()?;
     let archive = String::from_utf8(found.stdout).ok()?.trim().to_owned();
     // A name without a folder means that there is none; a space would end the path in the script.
     if !Path::new(&archive).is_absolute() || archive.contains(' ') {
         return None;
     }
+    println!("cargo::rerun-if-changed={archive}");
     std::fs::write(folder.join("libgcc_s.so"), format!("GROUP ( {archive} -lgcc )\n")).ok()?;
     Some(format!("-L{}", folder.display())).filter(|argument| links_with(folder, argument))
 }

@@ -847,7 +847,7 @@ def wrong_options_of_the_fronts_are_refused_before_anything_starts(world):
     elastic = ("colmet-collector", "--zeromq-bind-uri", f"tcp://127.0.0.1:{free_port()}", "--elastic-host", "127.0.0.1:1", "-P", secret)
     world.met(*elastic).refused("others may read it", f"chmod 600 {secret}")
     os.chmod(secret, 0o600)
-    for content, why in (("", "nothing is in it"), ("nobody\n", "USER:PASSWORD")):
+    for content, why in (("", "its first line is empty"), ("nobody\n", "USER:PASSWORD")):
         with open(secret, "w") as file:
             file.write(content)
         world.met(*elastic).refused(why)

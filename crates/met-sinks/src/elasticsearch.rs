@@ -222,7 +222,12 @@ fn authorization(options: &Options) -> Result<Option<String>, String> {
         let Some(path) = options.word(name) else { return Ok(None) };
         let lines = private_lines(Path::new(path)).map_err(|error| error.to_string())?;
         let is_text = |line: &String| !line.bytes().any(|byte| byte.is_ascii_control());
-        lines.into_iter().next().filter(is_text).map(Some).ok_or_else(|| format!("{path}: nothing is in it"))
+        lines
+            .into_iter()
+            .next()
+            .filter(is_text)
+            .map(Some)
+            .ok_or_else(|| format!("{path}: its first line is empty"))
     };
     match (first_line("credentials_file")?, first_line("api_key_file")?) {
         (None, None) => Ok(None),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use met_core::belief::at_end::{self, Ends};
 use met_core::belief::{fill_events, fit_cpu_parts, fit_memory_peaks};
-use met_core::job::QualityKind::LowerBound;
+use met_core::job::QualityKind::{LowerBound, Measured};
 use met_core::job::{JobKey, Record, Totals};
 use met_core::job_processes::JobProcess;
 use met_core::job_table::*;
@@ -21,7 +21,7 @@ use met_jobs::containers;
 
 /// Kernel memory and the code of a process are in the peak and not in what is needed.
 const UNEXPLAINED_BYTES: i64 = 12 << 20;
-/// A shorter job has a sample or two, and as likely as not none of its peak.
+/// A shorter job has a sample or two, and often none at its peak.
 const HARDLY_SAMPLED_NS: i64 = 1_000_000_000;
 
 /// What is known of a job at its end, beside its samples.
@@ -217,9 +217,10 @@ fn doubt_needed_memory(totals: &mut Totals, series: &Series) {
     let is_killed = totals.get(OOM_KILLS).is_some_and(|kills| kills > 0);
     let cache = series.maximum(MEMORY_CACHE).unwrap_or(0);
     let unexplained = if is_hardly_sampled { 0 } else { UNEXPLAINED_BYTES };
-    let is_exceeded = totals
-        .get(MEMORY_PEAK)
-        .map_or(is_hardly_sampled, |peak| is_killed || peak > needed.value + cache + peak / 10 + unexplained);
+    // A peak that is itself of samples, or of the largest process alone, confirms nothing.
+    let peak = totals.figure(MEMORY_PEAK).filter(|peak| !is_hardly_sampled || peak.kind == Measured);
+    let is_beyond = |peak: i64| peak > needed.value + cache + peak / 10 + unexplained;
+    let is_exceeded = is_killed || peak.map_or(is_hardly_sampled, |peak| is_beyond(peak.value));
     if is_exceeded {
         totals.set(MEMORY_NEEDED_PEAK, needed.value, LowerBound, needed.source);
     }
@@ -228,7 +229,7 @@ fn doubt_needed_memory(totals: &mut Totals, series: &Series) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use met_core::job::QualityKind::{self, Measured};
+    use met_core::job::QualityKind;
     use met_core::process_exits::INHERITED;
     use met_core::provenance::Provenance;
 
@@ -323,14 +324,16 @@ mod tests {
 
     #[test]
     fn needed_memory_of_a_job_of_less_than_a_second_is_a_lower_bound_unless_the_kernel_confirms_it() {
-        let kind = |wall_ms: i64, peak: Option<i64>| {
+        let kind_of = |wall_ms: i64, peak: Option<i64>, quality: QualityKind| {
             let mut totals = Totals::default();
             totals.set(WALL, wall_ms * 1_000_000, Measured, "clock");
             totals.set(MEMORY_NEEDED_PEAK, 10_000, QualityKind::Sampled, Account::Cgroup);
-            peak.into_iter().for_each(|peak| totals.set(MEMORY_PEAK, peak, Measured, Account::Cgroup));
+            peak.into_iter().for_each(|peak| totals.set(MEMORY_PEAK, peak, quality, Account::Cgroup));
             doubt_needed_memory(&mut totals, &Series::new(&JOB));
             totals.figure(MEMORY_NEEDED_PEAK).map(|figure| figure.kind)
         };
+        let kind = |wall_ms: i64, peak: Option<i64>| kind_of(wall_ms, peak, Measured);
+        assert_eq!(kind_of(400, Some(9_000), LowerBound), Some(LowerBound), "of its largest process alone");
         assert_eq!(kind(400, Some(20_000)), Some(LowerBound));
         assert_eq!(kind(400, None), Some(LowerBound));
         assert_eq!(kind(400, Some(10_500)), Some(QualityKind::Sampled), "the kernel saw no more");

@@ -103,6 +103,13 @@ fn announce(assignment: &Assignment, detached: bool, inbox: Option<&Inbox>, chan
     channel.tell(&Notice::Started(Box::new(assignment.record.clone())));
 }
 
+/// After the announcement, which `met run` waits for. Without space a job has no marks; it runs all the same.
+fn create_marks(inbox: Option<&Inbox>) {
+    if let Some(inbox) = inbox {
+        let _ = inbox.folder.create_marks();
+    }
+}
+
 struct Supervision {
     host: Host,
     assignment: Assignment,
@@ -232,8 +239,7 @@ impl Supervision {
         }
         // Before the command runs: it could kill its supervisor at once.
         announce(&assignment, true, None, channel);
-        // Without space a job has no marks; it runs all the same.
-        let _ = inbox.as_ref().map(|inbox| inbox.folder.create_marks());
+        create_marks(inbox.as_ref());
         let begin_boot_ns = clock::boottime_ns();
         events.begin();
         let outcome = child.open()?;

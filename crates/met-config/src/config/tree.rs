@@ -50,7 +50,7 @@ pub fn parse(yaml: &str) -> Result<Node, Complaint> {
         Err(error) => {
             let error = error.without_snippet();
             let line = error.location().map_or(1, |location| location.line().max(1));
-            if let Some(line) = tab_after(yaml, line).filter(|_| error.to_string().contains("tab")) {
+            if let Some(line) = tab_after(yaml, line).filter(|_| is_about_tabs(&error)) {
                 let message = "not YAML: the line is indented with a tab; YAML needs spaces".to_owned();
                 return Err(Complaint { line, message });
             }
@@ -61,6 +61,14 @@ pub fn parse(yaml: &str) -> Result<Node, Complaint> {
             Err(Complaint { line, message })
         }
     }
+}
+
+/// The parser has no kind for it, and says it in these ways.
+fn is_about_tabs(error: &serde_saphyr::Error) -> bool {
+    let message = error.to_string();
+    ["tabs disallowed", "tab cannot be used", "cannot start with a tab", "found a tab"]
+        .iter()
+        .any(|words| message.contains(words))
 }
 
 /// The first line from this one on that has a tab in its indentation: the parser may name the line before it.

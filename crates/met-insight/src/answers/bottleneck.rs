@@ -20,6 +20,8 @@ const SERIAL_SHARE: f64 = 0.8;
 const MOST: f64 = 0.5;
 /// Below this many cores and this share of waiting nothing kept the job busy.
 const QUIET: f64 = 0.2;
+/// So many threads that wait for a CPU are a queue.
+const QUEUE: f64 = 0.1;
 /// A shorter job is mostly its own start.
 const SECONDS_MIN: f64 = 1.0;
 const STORAGE_BYTES_PER_SECOND: f64 = 20.0 * 1_048_576.0;
@@ -66,7 +68,7 @@ impl Limit {
             Limit::Gpu => "the GPU",
             Limit::Cpu => "the CPU",
             Limit::OneCore => "one core",
-            Limit::SomeCores => "its threads: more processes or threads might help",
+            Limit::SomeCores => "too few busy threads",
             Limit::Io => "I/O",
             Limit::Network => "the network",
             Limit::Waiting => "waiting: no CPU, storage or GPU was busy",
@@ -204,8 +206,8 @@ impl Figures {
         match self.of_cores {
             _ if is_crowded => Limit::Cpu,
             Some(of) if self.is_serial && of >= 1.5 => Limit::OneCore,
-            // Two hardware threads may share a core, which one of them fills.
-            Some(of) if self.runnable < FULL / 2.0 * of => Limit::SomeCores,
+            // Two hardware threads may share a core, which one of them fills. Threads that wait beside free cores are bound to some.
+            Some(of) if self.runnable < FULL / 2.0 * of && !self.has_queue() => Limit::SomeCores,
             _ => Limit::Cpu,
         }
     }
@@ -218,6 +220,10 @@ impl Figures {
             && self.is_gpu_quiet()
     }
 
+    fn has_queue(&self) -> bool {
+        self.waited_for_cpu.is_some_and(|wait| wait >= QUEUE)
+    }
+
     fn is_gpu_quiet(&self) -> bool {
         self.gpus.is_none_or(|(used, _)| used < QUIET)
     }
@@ -228,7 +234,7 @@ impl Figures {
             Some(of) => format!("{} of {} cores busy", units::cores(self.cores), units::cores(of)),
             None => format!("{} cores busy", units::cores(self.cores)),
         };
-        let queue = self.waited_for_cpu.filter(|&wait| wait >= 0.1);
+        let queue = self.waited_for_cpu.filter(|_| self.has_queue());
         let queue = queue.map(|wait| format!("{} threads waiting for a CPU", units::cores(wait)));
         let io = match (self.storage.wait, self.storage.bytes) {
             (Some(share), _) => Some(format!("waited for storage {} of the time", percent(share))),
@@ -336,6 +342,8 @@ mod tests {
         assert_eq!(limit(&made(100).cores(|_| 16.0)), Limit::Cpu, "half of 32 may be 16 cores, all full");
         let crowded = made(100).cores(|_| 4.0).rate(column::RUN_QUEUE_WAIT, |_| 4.0);
         assert_eq!(limit(&crowded), Limit::Cpu, "more threads would wait, too");
+        let pinned = made(100).cores(|_| 8.0).rate(column::RUN_QUEUE_WAIT, |_| 3.0);
+        assert_eq!(limit(&pinned), Limit::Cpu, "bound to some of the cores");
     }
 
     #[test]

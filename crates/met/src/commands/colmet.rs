@@ -196,9 +196,8 @@ fn sinks(args: &ColmetCollectorArgs) -> Result<Vec<Configured>> {
         ];
         if let Some(path) = &args.http_credentials {
             let path = std::path::absolute(path)?.to_string_lossy().into_owned();
-            elasticsearch::check_credentials(&path).map_err(|why| {
-                Failure::usage(format!("--http-credentials: {why} (needed: USER:PASSWORD in its first line)"))
-            })?;
+            elasticsearch::check_credentials(&path)
+                .map_err(|why| Failure::usage(format!("--http-credentials: {why}")))?;
             options.push(("credentials_file", vec![path]));
         }
         if args.no_check_certificates {

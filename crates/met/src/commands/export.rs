@@ -46,13 +46,12 @@ pub fn export(setting: &Setting, args: &ExportArgs) -> Result<i32> {
         write_all(setting, chosen, format, rows, writer.as_mut())?;
         writer.finish()
     });
-    written.map_err(|error| without_room(error, output))?;
-    file.finish()?;
+    written.and_then(|()| file.finish()).map_err(|error| naming_file(error, output))?;
     Ok(0)
 }
 
-/// Writers of files repeat the error of the system, and do not know the name of the file.
-fn without_room(error: anyhow::Error, output: &Path) -> anyhow::Error {
+/// Writers of files repeat the error of a full disk, and do not know the name of the file: both are put right.
+fn naming_file(error: anyhow::Error, output: &Path) -> anyhow::Error {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     match error.root_cause().downcast_ref::<io::Error>() {
         Some(cause) if matches!(cause.kind(), StorageFull | QuotaExceeded | FileTooLarge) => {

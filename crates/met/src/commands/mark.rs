@@ -30,7 +30,7 @@ pub fn mark(args: &MarkArgs) -> Result<i32> {
     let pairs = marking::pairs(&args.pairs)?;
     // It may have been removed with its job: then there is nothing to write down any more.
     let Some(mut marks) = Marks::of_job()? else {
-        tracing::warn!("cannot write the marks of this job; it has ended");
+        tracing::warn!("this job has no file of marks: it has ended, or there was no space for one");
         return Ok(0);
     };
     if marks.write(clock::realtime_ns(), &pairs)? == Written::Full {

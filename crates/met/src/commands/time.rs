@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use met_core::gpu_holding;
 use met_core::job::{Origin, Record};
+use met_core::job_table::OOM_KILLS;
 use met_host::{Host, clock};
-use met_insight::answers::Job;
-use met_insight::finding::Finding;
-use met_insight::rules::{self, Rules};
+use met_insight::answers::{Answers, Job};
+use met_insight::rules::Rules;
 use met_store::inbox::JobDir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -269,14 +269,9 @@ fn report(
         let machine = super::machine(setting, record);
         let mut report = met_insight::report::report(record, machine, now_ns);
         let job = Job::new(record, machine, now_ns);
-        let mut answers = met_insight::answers::answers(&job, &Rules::default());
-        // A short command does not wait for the rules. Samples and earlier runs are read for those jobs alone of which one may
-        // say something.
-        let is_long = record.wall_ns(now_ns).is_some_and(|lasted_ns| lasted_ns >= FINDINGS_AFTER_NS);
-        if kept && is_long && !rules::candidates(Rules::built_in(), &job).0.is_empty() {
-            answers.findings = findings(setting, &job).unwrap_or_default();
-        }
-        report.answers = Some(answers);
+        let found = if kept && has_findings(&job) { answers_of_show(setting, &job) } else { None };
+        report.answers =
+            Some(found.unwrap_or_else(|| met_insight::answers::answers(&job, &Rules::default())));
         if !kept {
             report.id.clear();
         }
@@ -298,14 +293,23 @@ fn report(
     }
 }
 
-/// As `met show` finds them.
-fn findings(setting: &Setting, job: &Job<'_>) -> Result<Vec<Finding>> {
+/// Whether a job may have findings that are worth reading samples and earlier runs for. A short command does not wait for them.
+fn has_findings(job: &Job<'_>) -> bool {
+    let is_long = job.record.wall_ns(job.now_ns).is_some_and(|lasted_ns| lasted_ns >= FINDINGS_AFTER_NS);
+    is_long || job.record.totals.get(OOM_KILLS).is_some_and(|kills| kills > 0)
+}
+
+/// What `met show` says of it, findings included.
+fn answers_of_show(setting: &Setting, job: &Job<'_>) -> Option<Answers> {
     let (record, machine) = (job.record, job.machine);
-    let mut all = AllJobs::open(setting)?;
-    let earlier = all.earlier_runs(record)?;
-    let beside = all.beside_if_asked(Rules::built_in(), record, machine, &earlier)?;
-    let known = all.known(setting, record, machine)?.beside(beside);
-    Ok(known.answers(record, &earlier, job.now_ns).findings)
+    let found = || -> Result<Answers> {
+        let mut all = AllJobs::open(setting)?;
+        let earlier = all.earlier_runs(record)?;
+        let beside = all.beside_if_asked(Rules::built_in(), record, machine, &earlier)?;
+        let known = all.known(setting, record, machine)?.beside(beside);
+        Ok(known.answers(record, &earlier, job.now_ns))
+    };
+    found().inspect_err(|error| tracing::warn!("no findings: {error:#}; try `met show`")).ok()
 }
 
 #[cfg(test)]
