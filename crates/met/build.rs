@@ -14,7 +14,7 @@ fn main() {
     let mut arguments = vec!["-no-pie".to_owned()];
     // Not every linker can: functions with the same code become one.
     arguments
-        .extend(["-Wl,--icf=safe".to_owned()].into_iter().filter(|argument| links_with(&folder, argument)));
+        .extend(["-Wl,--icf=all".to_owned()].into_iter().filter(|argument| links_with(&folder, argument)));
     arguments.extend(static_unwinder(&folder));
     for argument in arguments {
         println!("cargo::rustc-link-arg-bin=met={argument}");
