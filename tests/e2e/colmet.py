@@ -241,9 +241,12 @@ def a_server_stores_the_same_of_a_real_node_as_a_real_collector(world):
             equal(server.ask("list", "--json").ok().json(), [], "jobs of ada")
         ours, theirs = tables(server.file), tables(theirs)
         for name, rows in theirs.items():
-            # A round may be on its way when one of them ends.
+            # The last round may be on its way when one of them ends.
             by_time = {row["timestamp"]: row for row in ours[name] if "timestamp" in row}
+            last = max((row["timestamp"] for row in rows), default=0) if "temperature" not in name else 0
             for row in rows if "temperature" not in name else []:
+                if row["timestamp"] == last and last not in by_time:
+                    continue
                 mine = by_time[row["timestamp"]]
                 for column, value in row.items():
                     equal(mine[column], value, f"{name}.{column}")
