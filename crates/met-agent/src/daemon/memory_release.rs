@@ -7,6 +7,8 @@ use met_host::clock;
 
 /// Code and constants that ticks need, with some room. The kernel maps 16 pages around each one that is touched.
 const CODE_BYTES: u64 = 9 << 20;
+/// What a daemon without jobs may hold of it between two looks at the machine.
+const CODE_AT_REST_BYTES: u64 = 3 << 20;
 /// How often that is looked at. More often would cost more than it gives: every thread has to get its pages again.
 const CODE_APART_NS: i64 = 5_000_000_000;
 /// Where there is much more of it, as with the library of a GPU, most is needed again at once.
@@ -38,10 +40,19 @@ pub use crate::file_pages::give_back as give_back_code;
 /// Gives code back if there is more of it than ticks need: some was needed to start, to write or to answer. It is called
 /// after such work, and holds what a daemon with many jobs takes below what it would be with everything it ever did.
 pub fn limit_code() {
+    limit(CODE_BYTES);
+}
+
+/// The same without jobs: what waits holds little.
+pub fn limit_code_at_rest() {
+    limit(CODE_AT_REST_BYTES);
+}
+
+fn limit(most_bytes: u64) {
     static LIMIT: Mutex<CodeLimit> = Mutex::new(CodeLimit::new());
     // Another thread is at it.
     let Ok(mut limit) = LIMIT.try_lock() else { return };
-    if limit.is_exceeded(clock::boottime_ns(), resident_file_bytes) {
+    if limit.is_exceeded(most_bytes, clock::boottime_ns(), resident_file_bytes) {
         give_back_code();
     }
 }
@@ -56,14 +67,19 @@ impl CodeLimit {
         CodeLimit { next_ns: 0 }
     }
 
-    fn is_exceeded(&mut self, now_ns: i64, resident_bytes: impl FnOnce() -> Option<u64>) -> bool {
+    fn is_exceeded(
+        &mut self,
+        most_bytes: u64,
+        now_ns: i64,
+        resident_bytes: impl FnOnce() -> Option<u64>,
+    ) -> bool {
         if now_ns < self.next_ns {
             return false;
         }
         let bytes = resident_bytes().unwrap_or(0);
         let apart_ns = if bytes > 2 * CODE_BYTES { MUCH_CODE_APART_NS } else { CODE_APART_NS };
         self.next_ns = now_ns + apart_ns;
-        bytes > CODE_BYTES
+        bytes > most_bytes
     }
 }
 
@@ -92,16 +108,19 @@ mod tests {
     #[test]
     fn code_is_given_back_above_the_limit_and_more_rarely_if_much_is_needed_again() {
         let (mut limit, second_ns) = (CodeLimit::new(), 1_000_000_000);
-        let mut exceeded = |at_s: i64, bytes: u64| limit.is_exceeded(at_s * second_ns, || Some(bytes));
+        let mut exceeded =
+            |at_s: i64, bytes: u64| limit.is_exceeded(CODE_BYTES, at_s * second_ns, || Some(bytes));
         assert!(!exceeded(1, CODE_BYTES));
         assert!(!exceeded(5, CODE_BYTES + 1), "too soon after the last look");
         assert!(exceeded(6, CODE_BYTES + 1) && !exceeded(11, CODE_BYTES) && exceeded(16, CODE_BYTES + 1));
         let given_back = |limit: &mut CodeLimit, bytes: u64| {
-            (1..=300).filter(|&at_s| limit.is_exceeded(at_s * second_ns, || Some(bytes))).count()
+            (1..=300).filter(|&at_s| limit.is_exceeded(CODE_BYTES, at_s * second_ns, || Some(bytes))).count()
         };
         assert_eq!(given_back(&mut CodeLimit::new(), 2 * CODE_BYTES), 60);
         assert_eq!(given_back(&mut CodeLimit::new(), 3 * CODE_BYTES), 10);
-        assert!(!CodeLimit::new().is_exceeded(second_ns, || None), "not known");
+        assert!(!CodeLimit::new().is_exceeded(CODE_BYTES, second_ns, || None), "not known");
+        let mut at_rest = CodeLimit::new();
+        assert!(at_rest.is_exceeded(CODE_AT_REST_BYTES, second_ns, || Some(CODE_AT_REST_BYTES + 1)));
     }
 
     #[test]

@@ -500,9 +500,14 @@ impl Daemon {
     /// Without a job and without a question for a while it holds no more than it needs to wait.
     fn rest_if_due(&mut self) {
         let is_quiet = self.is_idle() && self.busy_at.elapsed() >= REST_AFTER;
-        if is_quiet && !self.rests {
-            memory_release::give_back_free();
-            memory_release::give_back_code();
+        match (is_quiet, self.rests) {
+            (false, _) => {}
+            (true, false) => {
+                memory_release::give_back_free();
+                memory_release::give_back_code();
+            }
+            // What was read and kept meanwhile needed some again.
+            (true, true) => memory_release::limit_code_at_rest(),
         }
         self.rests = is_quiet;
     }
