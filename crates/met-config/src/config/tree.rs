@@ -50,7 +50,7 @@ pub fn parse(yaml: &str) -> Result<Node, Complaint> {
         Err(error) => {
             let error = error.without_snippet();
             let line = error.location().map_or(1, |location| location.line().max(1));
-            if let Some(line) = tab_after(yaml, line).filter(|_| is_about_tabs(&error)) {
+            if let Some(line) = tab_after(yaml, line).filter(|_| is_about_tabs(error)) {
                 let message = "not YAML: the line is indented with a tab; YAML needs spaces".to_owned();
                 return Err(Complaint { line, message });
             }
