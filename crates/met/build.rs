@@ -21,8 +21,8 @@ fn main() {
     }
 }
 
-/// The standard library asks for `libgcc_s` by name. A script of that name, found first, stands for the same code as an
-/// archive. `None` where the compiler of this machine does not build for it, or has no such archive.
+/// The standard library asks for `libgcc_s` by name. A script of that name, found first, names an archive of the
+/// same code. `None` where the compiler of this machine does not build for it, or has no such archive.
 fn static_unwinder(folder: &Path) -> Option<String> {
     if env::var_os("HOST") != env::var_os("TARGET") {
         return None;

@@ -11,7 +11,7 @@ use crate::{allocation, average, gpu};
 /// From which the wait for storage, or the use of GPUs, explains that a CPU had nothing to do.
 const STORAGE_WAIT: f64 = 0.2;
 const GPUS_BUSY: f64 = 0.1;
-/// Of the time with one runnable thread: less is none.
+/// A smaller share of time with one runnable thread counts as none.
 const ALONE_LEAST: f64 = 0.005;
 /// Cores that a job uses at most that mostly sleeps.
 const ASLEEP_CORES: f64 = 0.5;
