@@ -478,7 +478,10 @@ impl Daemon {
             self.flushed = Some(now);
             // What was written is not held any more, by jobs or by the writer, and its code is not needed for a while.
             memory_release::give_back_free();
-            memory_release::give_back_code();
+            match self.ticks_at_rest() {
+                true => memory_release::limit_code(),
+                false => memory_release::give_back_code(),
+            }
         }
         let retain = now >= self.next_retention || self.service.is_retention_due();
         if retain && self.service.sampling.is_ready() {
@@ -506,10 +509,17 @@ impl Daemon {
                 memory_release::give_back_free();
                 memory_release::give_back_code();
             }
+            // Every tick would have to get its pages again.
+            (true, true) if self.ticks_at_rest() => memory_release::limit_code(),
             // What was read and kept meanwhile needed some again.
             (true, true) => memory_release::limit_code_at_rest(),
         }
         self.rests = is_quiet;
+    }
+
+    /// Whether the machine is read without jobs, too, for those who read the page.
+    fn ticks_at_rest(&self) -> bool {
+        self.is_idle() && self.http.is_some()
     }
 
     fn is_idle(&self) -> bool {
