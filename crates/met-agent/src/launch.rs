@@ -59,13 +59,39 @@ pub struct Draft<'a> {
     pub env: Vec<(OsString, OsString)>,
 }
 
-/// Gives the draft an identity, on disk if it is to be kept.
-pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
+/// The daemons that a detached job may belong to, asked what holds there. To wake them up takes longer than what they do:
+/// it happens while the job is put together.
+pub struct AskedDaemons {
+    system: Result<Knock, Unreachable>,
+    /// Asked at once where there is no system daemon.
+    own: Option<Result<Knock, Unreachable>>,
+}
+
+impl AskedDaemons {
+    pub fn ask(setting: &Setting) -> AskedDaemons {
+        let system = setting.knock_at_system_daemon(&Request::InForce);
+        let own = (!is_for_system(&system)).then(|| setting.knock_at_user_daemon(&Request::InForce));
+        AskedDaemons { system, own }
+    }
+}
+
+/// Gives the draft an identity, on disk if it is to be kept. `asked`: for a detached job, if that was done before.
+pub fn assign(setting: &Setting, draft: Draft, asked: Option<AskedDaemons>) -> Result<Assignment> {
     let name = job_name(draft.name, &draft.command, &setting.config.jobs.layouts)?;
     let detached = draft.origin != Origin::Time;
-    let mut system =
-        if detached || draft.keep { setting.system_daemon_for_start() } else { Err(Unreachable::Absent) };
-    let own = (detached && !is_for_system(&system)).then(|| setting.knock_at_user_daemon(&Request::InForce));
+    let (mut system, held, own) = match asked.or_else(|| detached.then(|| AskedDaemons::ask(setting))) {
+        Some(AskedDaemons { system, own }) => {
+            let (system, held) = match setting.system_daemon_answer(system) {
+                Ok((client, held)) => (Ok(client), held),
+                Err(error) => (Err(error), None),
+            };
+            let late = || (!is_for_system(&system)).then(|| setting.knock_at_user_daemon(&Request::InForce));
+            let own = own.or_else(late);
+            (system, held, own)
+        }
+        None if draft.keep => (setting.system_daemon_for_start(), None, None),
+        None => (Err(Unreachable::Absent), None, None),
+    };
     let id = if draft.keep { reserve(setting, !detached, &mut system)? } else { 0 };
     let now_ns = clock::realtime_ns();
     let uid = rustix::process::getuid().as_raw();
@@ -95,7 +121,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     if draft.keep && !detached {
         make_room(setting, id, &record)?;
     }
-    let events = if detached { events_of_daemon(setting, &mut system, own) } else { None };
+    let events = if detached { events_of_daemon(setting, held, own) } else { None };
     Ok(Assignment {
         record,
         inbox: draft.keep.then(|| setting.user.clone()),
@@ -115,7 +141,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
 }
 
 /// A system daemon that hangs or is busy now can take the job up later; one of another version cannot.
-fn is_for_system(system: &Result<Client, Unreachable>) -> bool {
+fn is_for_system<T>(system: &Result<T, Unreachable>) -> bool {
     matches!(system, Ok(_) | Err(Unreachable::Silent { .. } | Unreachable::Busy { .. }))
 }
 
@@ -128,25 +154,23 @@ fn make_room(setting: &Setting, id: u64, record: &Record) -> Result<()> {
     })
 }
 
-/// The events that the daemon counts in jobs; its file may be another one than that of this command. The user's own
-/// daemon was asked before, while other things were done.
+/// The events that the daemon counts in jobs; its file may be another one than that of this command. `held`: what the
+/// system daemon answered; the user's own daemon is asked only if the job is not the system daemon's.
 fn events_of_daemon(
     setting: &Setting,
-    system: &mut Result<Client, Unreachable>,
+    held: Option<Reply>,
     own: Option<Result<Knock, Unreachable>>,
 ) -> Option<Vec<String>> {
-    let reply = match system {
-        Ok(system) => system.call(&Request::InForce).ok(),
-        Err(_) => match own? {
-            Err(Unreachable::Absent) => {
-                // The daemon that is about to start has no terminal to say it on.
-                if let Some(error) = listening::refusal(setting, &setting.user) {
-                    tracing::warn!("the daemon will not listen: http: {error}");
-                }
-                None
+    let reply = match own {
+        None => held,
+        Some(Err(Unreachable::Absent)) => {
+            // The daemon that is about to start has no terminal to say it on.
+            if let Some(error) = listening::refusal(setting, &setting.user) {
+                tracing::warn!("the daemon will not listen: http: {error}");
             }
-            knock => setting.user_daemon_answer(knock),
-        },
+            None
+        }
+        Some(knock) => setting.user_daemon_answer(knock),
     };
     let Some(Reply::InForce(held)) = reply else { return None };
     setting.warn_of_other_file(&held);

@@ -147,8 +147,7 @@ impl Client {
     }
 
     /// The same without waiting for the answer, and with a question in the same message: one round trip for both, in
-    /// which the caller does something else. For the user's own daemon, which is replaced if it has another version: a
-    /// system daemon of another version gets nothing but a greeting.
+    /// which the caller does something else. A daemon too old for the question hangs up, and is greeted again without it.
     pub fn knock_for_start(socket: &Path, question: &Request) -> Result<Knock, Unreachable> {
         Client::knock(socket, GREETS_START_WITHIN, question)
     }

@@ -137,6 +137,19 @@ impl Setting {
         self.reach.system.once(Report::Warn, || Client::connect_for_start(&self.system.socket()))
     }
 
+    /// The same with a question, and without waiting for the answer.
+    pub fn knock_at_system_daemon(&self, question: &Request) -> Result<Knock, Unreachable> {
+        Client::knock_for_start(&self.system.socket(), question)
+    }
+
+    /// Its answer.
+    pub fn system_daemon_answer(
+        &self,
+        knock: Result<Knock, Unreachable>,
+    ) -> Result<(Client, Option<Reply>), Unreachable> {
+        self.reach.system.once(Report::Warn, || knock.and_then(Knock::answered))
+    }
+
     /// Asks the user's own daemon for a job that is about to start.
     pub fn knock_at_user_daemon(&self, question: &Request) -> Result<Knock, Unreachable> {
         self.connect_own(|socket| Client::knock_for_start(socket, question))

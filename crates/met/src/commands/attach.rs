@@ -50,7 +50,7 @@ pub fn attach(setting: &Setting, args: &AttachArgs) -> Result<i32> {
         pid: Some(pid),
         env: Vec::new(),
     };
-    let mut assignment = launch::assign(setting, draft)?;
+    let mut assignment = launch::assign(setting, draft, None)?;
     if let Some(local) = &mut assignment.record.local {
         local.main = Some(process);
     }

@@ -17,7 +17,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::cli::RunArgs;
 use crate::output;
 use met_agent::earlier_output::{self, Moved};
-use met_agent::launch::{self, Draft, Surroundings};
+use met_agent::launch::{self, AskedDaemons, Draft, Surroundings};
 use met_agent::marking;
 use met_agent::standby::Standby;
 use met_agent::supervise::{Assignment, Notice};
@@ -39,6 +39,7 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
         return Err(Failure::usage(format!("--cwd {}: {why}", cwd.display())));
     }
     let (annotation, env) = (annotation(args.lineage.as_deref())?, parse_env(&args.env)?);
+    let asked = AskedDaemons::ask(setting);
     let path = env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
     let path = path.or_else(|| std::env::var_os("PATH"));
     let program = launch::find_program(&args.command, path.as_deref(), &cwd)?;
@@ -57,7 +58,7 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
         pid: None,
         env,
     };
-    let mut assignment = launch::assign(setting, draft).inspect_err(|_| outputs.left.discard())?;
+    let mut assignment = launch::assign(setting, draft, Some(asked)).inspect_err(|_| outputs.left.discard())?;
     assignment.record.annotation = annotation;
     super::notify::warn_if_no_way(setting, &args.notify);
     assignment.notify = args.notify.iter().map(|when| when.name()).collect::<Vec<_>>().join(",");

@@ -56,10 +56,10 @@ pub fn time(setting: &Setting, args: TimeArgs) -> Result<i32> {
         pid: None,
         env: Vec::new(),
     };
-    let assignment = match launch::assign(setting, draft.clone()) {
+    let assignment = match launch::assign(setting, draft.clone(), None) {
         // The command matters more than its record.
         Err(error) if draft.keep => {
-            let unkept = launch::assign(setting, Draft { keep: false, ..draft })?;
+            let unkept = launch::assign(setting, Draft { keep: false, ..draft }, None)?;
             tracing::warn!("the job will not be recorded: {error:#}");
             unkept
         }
