@@ -14,14 +14,13 @@ pub fn round(number: u64, job_of: fn(u64) -> u64) -> Event {
         let job_id = if backend == Backend::Taskstats { job_of(host) } else { 0 };
         let mut record =
             Record::new(backend, &format!("node-{host}.site.example"), job_id, 1_700_000_000 + 5 * number);
-        for (index, (counter, value)) in backend.layout().counters.iter().zip(&mut record.values).enumerate()
-        {
+        record.set_all(|index, counter| {
             let grown = (number + 1) * (index as u64 + 1) * 1_000_003 + host;
-            *value = Some(match counter.kind {
+            Some(match counter.kind {
                 Type::F32 => Value::Float(grown as f32 / 1e9),
                 _ => Value::Int(grown as i64),
-            });
-        }
+            })
+        });
         if backend == Backend::Procstats {
             record.involved_jobs = vec![job_of(host)];
         }

@@ -240,23 +240,21 @@ impl JobState {
     fn record(&self, layout: &'static Layout, hostname: &str) -> Option<Record> {
         let mut record = Record::new(layout.backend, hostname, self.id, seconds(self.time_ns));
         let places = &PLACES[layout.backend as usize];
-        for ((counter, place), value) in layout.counters.iter().zip(places).zip(&mut record.values) {
-            *value = match counter.meaning {
-                Meaning::Cell { factor, .. } => {
-                    let cell = place.and_then(|place| self.cell(place));
-                    cell.map(|cell| Value::of_cell(counter.kind, cell, factor))
-                }
-                Meaning::Start => {
-                    let wall_ns = Some(self.job[WALL]).filter(|&wall_ns| wall_ns != MISSING);
-                    wall_ns.map(|wall_ns| Value::Int((self.time_ns - wall_ns) / 1_000_000_000))
-                }
-                Meaning::Event(index) => self.events.get(index).and_then(|&(now, before)| {
-                    let is_known = now != MISSING && before != MISSING && now >= before;
-                    is_known.then(|| Value::Int(now - before))
-                }),
-                _ => None,
-            };
-        }
+        record.set_all(|index, counter| match counter.meaning {
+            Meaning::Cell { factor, .. } => {
+                let cell = places[index].and_then(|place| self.cell(place));
+                cell.map(|cell| Value::of_cell(counter.kind, cell, factor))
+            }
+            Meaning::Start => {
+                let wall_ns = Some(self.job[WALL]).filter(|&wall_ns| wall_ns != MISSING);
+                wall_ns.map(|wall_ns| Value::Int((self.time_ns - wall_ns) / 1_000_000_000))
+            }
+            Meaning::Event(index) => self.events.get(index).and_then(|&(now, before)| {
+                let is_known = now != MISSING && before != MISSING && now >= before;
+                is_known.then(|| Value::Int(now - before))
+            }),
+            _ => None,
+        });
         let is_known = match layout.backend {
             // A job without a GPU has no memory of one.
             Backend::Nvidia => record.value("memory-used").is_some() || record.value("power").is_some(),

@@ -123,7 +123,9 @@ impl Event {
             Event::Interim(_) => 8 * SMALL,
             Event::Sampling(_) | Event::Health(_) => SMALL,
             Event::Samples(samples) => of_cells(samples.series.len() * (samples.series.columns.len() + 1)),
-            Event::Colmet(records) => records.iter().map(|record| of_cells(2 * record.values.len())).sum(),
+            Event::Colmet(records) => {
+                records.iter().map(|record| of_cells(record.backend.layout().counters.len())).sum()
+            }
             Event::Tick(tick) => of_cells(tick.cells.len() + tick.rows.len() * size_of::<[i64; 16]>()),
         }
     }

@@ -173,7 +173,8 @@ fn events_and_tables_are_chosen() {
 fn records_are_printed_as_colmet_prints_them() {
     use met_wire::colmet::{Backend, Record, Value};
     let mut record = Record::new(Backend::Ipmi, "n1", 0, 1_794_703_701);
-    (record.values[0], record.involved_jobs) = (Some(Value::Int(250)), vec![12, 13]);
+    record.set(0, Some(Value::Int(250)));
+    record.involved_jobs = vec![12, 13];
     let mut options = Options::default();
     options.set("format", vec![COLMET.to_owned()]);
     let mut sink = Stdout::new(Vec::new(), &options);

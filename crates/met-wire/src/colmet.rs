@@ -63,8 +63,8 @@ pub struct Record {
     pub job_id: u64,
     /// Unix seconds.
     pub timestamp: u64,
-    /// One for each counter of the layout.
-    pub values: Vec<Option<Value>>,
+    /// One for each counter of the layout, as small as it can be: one thread writes and another one reads them.
+    words: Vec<i64>,
     /// The jobs that ran, for kinds that say so.
     pub involved_jobs: Vec<u64>,
 }
@@ -130,6 +130,28 @@ static NAMES: [[u8; NAME_BYTES]; LAYOUTS.len()] = {
     names
 };
 
+/// A word of an unknown value; also the catalogue's own.
+const UNKNOWN: i64 = i64::MIN;
+
+/// Integers are as they are, floats are their bits.
+fn word_of(kind: Type, value: Option<Value>) -> i64 {
+    match (kind, value) {
+        (_, None) => UNKNOWN,
+        (Type::F32, Some(Value::Float(value))) => i64::from(value.to_bits()),
+        (Type::F32, Some(Value::Int(value))) => i64::from((value as f32).to_bits()),
+        (_, Some(Value::Float(value))) => value as i64,
+        (_, Some(Value::Int(value))) => value,
+    }
+}
+
+fn value_of(kind: Type, word: i64) -> Option<Value> {
+    match (kind, word) {
+        (_, UNKNOWN) => None,
+        (Type::F32, bits) => Some(Value::Float(f32::from_bits(bits as u32))),
+        (_, word) => Some(Value::Int(word)),
+    }
+}
+
 /// Counters of one type that follow each other: to look at each counter took longer than to read it.
 #[derive(Clone, Copy)]
 struct Run {
@@ -159,21 +181,32 @@ static RUNS: [[Run; RUNS_MAX]; LAYOUTS.len()] = {
 impl Record {
     /// One in which nothing is known yet.
     pub fn new(backend: Backend, hostname: &str, job_id: u64, timestamp: u64) -> Record {
-        let values = vec![None; backend.layout().counters.len()];
-        Record {
-            backend,
-            hostname: hostname.to_owned(),
-            job_id,
-            timestamp,
-            values,
-            involved_jobs: Vec::new(),
+        let words = vec![UNKNOWN; backend.layout().counters.len()];
+        Record { backend, hostname: hostname.to_owned(), job_id, timestamp, words, involved_jobs: Vec::new() }
+    }
+
+    /// All counters in the order of the wire.
+    pub fn values(&self) -> impl Iterator<Item = (&'static Counter, Option<Value>)> + '_ {
+        let counters = self.backend.layout().counters.iter();
+        counters.zip(&self.words).map(|(counter, &word)| (counter, value_of(counter.kind, word)))
+    }
+
+    /// Sets the counter with this index.
+    pub fn set(&mut self, index: usize, value: Option<Value>) {
+        self.words[index] = word_of(self.backend.layout().counters[index].kind, value);
+    }
+
+    /// Sets all counters.
+    pub fn set_all(&mut self, mut value: impl FnMut(usize, &'static Counter) -> Option<Value>) {
+        let counters = self.backend.layout().counters.iter().enumerate();
+        for ((index, counter), word) in counters.zip(&mut self.words) {
+            *word = word_of(counter.kind, value(index, counter));
         }
     }
 
     /// The known counters with their names, in the order of the wire.
     pub fn counters(&self) -> impl Iterator<Item = (&'static str, Value)> + '_ {
-        let counters = self.backend.layout().counters.iter();
-        counters.zip(&self.values).filter_map(|(counter, value)| Some((counter.name, (*value)?)))
+        self.values().filter_map(|(counter, value)| Some((counter.name, value?)))
     }
 
     pub fn value(&self, name: &str) -> Option<Value> {
@@ -216,8 +249,8 @@ impl Record {
         padded(out, self.hostname.as_bytes(), NAME_BYTES);
         out.extend_from_slice(&self.job_id.to_le_bytes());
         out.extend_from_slice(&self.timestamp.to_le_bytes());
-        for (index, counter) in layout.counters.iter().enumerate() {
-            encode_value(out, counter.kind, self.values.get(index).copied().flatten());
+        for (counter, &word) in layout.counters.iter().zip(&self.words) {
+            encode_word(out, counter.kind, word);
         }
         if layout.has_involved_jobs {
             padded(out, self.involved_jobs_json().as_bytes(), JOBS_BYTES);
@@ -236,13 +269,13 @@ impl Record {
         record.hostname.clear();
         record.hostname.push_str(hostname);
         (record.job_id, record.timestamp) = (word(bytes, JOB_ID), word(bytes, TIMESTAMP));
-        record.values.clear();
+        record.words.clear();
         record.involved_jobs.clear();
         let mut rest = &bytes[COUNTERS..];
         for &Run { kind, count } in &RUNS[index] {
             let (own, behind) = rest.split_at(count * kind.bytes());
             rest = behind;
-            decode_values(kind, own, &mut record.values);
+            decode_words(kind, own, &mut record.words);
         }
         if layout.has_involved_jobs {
             text(rest).and_then(|text| job_ids(text, &mut record.involved_jobs)).ok_or(Bad::InvolvedJobs)?;
@@ -273,56 +306,31 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).and_then(|eight| eight.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-fn encode_value(out: &mut Vec<u8>, kind: Type, value: Option<Value>) {
-    let int = match value {
-        Some(Value::Int(value)) => Some(value),
-        Some(Value::Float(value)) => Some(value as i64),
-        None => None,
-    };
+fn encode_word(out: &mut Vec<u8>, kind: Type, word: i64) {
     match kind {
-        Type::U32 => {
-            out.extend_from_slice(&int.and_then(|int| u32::try_from(int).ok()).unwrap_or(0).to_le_bytes())
-        }
-        Type::U64 => {
-            out.extend_from_slice(&int.and_then(|int| u64::try_from(int).ok()).unwrap_or(0).to_le_bytes())
-        }
-        Type::I64 => out.extend_from_slice(&int.unwrap_or(-1).to_le_bytes()),
-        Type::F32 => {
-            let float = match value {
-                Some(Value::Float(value)) => value,
-                Some(Value::Int(value)) => value as f32,
-                None => 0.0,
-            };
-            out.extend_from_slice(&float.to_le_bytes());
-        }
+        Type::U32 => out.extend_from_slice(&u32::try_from(word).unwrap_or(0).to_le_bytes()),
+        Type::U64 => out.extend_from_slice(&u64::try_from(word).unwrap_or(0).to_le_bytes()),
+        Type::I64 => out.extend_from_slice(&if word == UNKNOWN { -1 } else { word }.to_le_bytes()),
+        Type::F32 => out.extend_from_slice(&if word == UNKNOWN { 0 } else { word as u32 }.to_le_bytes()),
     }
 }
 
-fn decode_values(kind: Type, bytes: &[u8], out: &mut Vec<Option<Value>>) {
+fn decode_words(kind: Type, bytes: &[u8], out: &mut Vec<i64>) {
     let (fours, eights) = (bytes.as_chunks::<4>().0, bytes.as_chunks::<8>().0);
     match kind {
-        Type::U32 => {
-            out.extend(fours.iter().map(|four| Some(Value::Int(i64::from(u32::from_le_bytes(*four))))));
-        }
-        Type::U64 => {
-            out.extend(eights.iter().map(|eight| {
-                let value = i64::from_le_bytes(*eight);
-                (value >= 0).then_some(Value::Int(value))
-            }));
-        }
-        Type::I64 => {
-            out.extend(eights.iter().map(|eight| {
-                let value = i64::from_le_bytes(*eight);
-                // The lowest one is the catalogue's own missing value.
-                (value != -1 && value != i64::MIN).then_some(Value::Int(value))
-            }));
-        }
-        Type::F32 => {
-            out.extend(fours.iter().map(|four| {
-                let value = f32::from_le_bytes(*four);
-                value.is_finite().then_some(Value::Float(value))
-            }));
-        }
+        Type::U32 => out.extend(fours.iter().map(|four| i64::from(u32::from_le_bytes(*four)))),
+        Type::U64 => out.extend(eights.iter().map(|eight| {
+            let word = i64::from_le_bytes(*eight);
+            if word >= 0 { word } else { UNKNOWN }
+        })),
+        Type::I64 => out.extend(eights.iter().map(|eight| {
+            let word = i64::from_le_bytes(*eight);
+            if word != -1 { word } else { UNKNOWN }
+        })),
+        Type::F32 => out.extend(fours.iter().map(|four| {
+            let bits = u32::from_le_bytes(*four);
+            if f32::from_bits(bits).is_finite() { i64::from(bits) } else { UNKNOWN }
+        })),
     }
 }
 

@@ -137,8 +137,7 @@ impl Importer {
             0 => None,
             id => Some(host.job(id, &manager, time_ns, start_ns(record))?.key.clone()),
         };
-        let counters = record.backend.layout().counters.iter().zip(&record.values);
-        for (counter, value) in counters.filter_map(|(counter, value)| Some((counter, (*value)?))) {
+        for (counter, value) in record.values().filter_map(|(counter, value)| Some((counter, value?))) {
             match counter.meaning {
                 Meaning::Cell { into, factor, .. } => {
                     let Some(cell) = value.times(factor) else { continue };

@@ -35,7 +35,7 @@ fn every_counter_of_a_real_message_is_a_cell_in_the_unit_of_its_column() {
     assert_eq!(record.totals.figure(CPU).unwrap().kind, QualityKind::LowerBound);
     let mut checked = 0;
     for record in &all {
-        for (counter, value) in record.backend.layout().counters.iter().zip(&record.values) {
+        for (counter, value) in record.values() {
             let (Meaning::Cell { into, factor, .. }, Some(value)) = (counter.meaning, value) else {
                 continue;
             };
@@ -68,7 +68,7 @@ fn record(backend: Backend, job_id: u64, second: u64, known: &[(&str, i64)]) -> 
     let mut record = Record::new(backend, "n1", job_id, 1_794_703_000 + second);
     for (name, value) in known {
         let index = backend.layout().counters.iter().position(|counter| counter.name == *name).unwrap();
-        record.values[index] = Some(Value::Int(*value));
+        record.set(index, Some(Value::Int(*value)));
     }
     record
 }
@@ -144,8 +144,8 @@ fn every_counter_of_every_kind_is_a_cell_in_the_unit_of_its_column() {
         let round = usize::from(record.timestamp > all[0].timestamp);
         let is_mine = |job: &&JobRecord| job.key.id == record.job_id.to_string();
         let key = batch.records.iter().find(is_mine).map(|job| &job.key);
-        for (counter, value) in record.backend.layout().counters.iter().zip(&record.values) {
-            let Some(value) = *value else { continue };
+        for (counter, value) in record.values() {
+            let Some(value) = value else { continue };
             for (subject, table, column, cell) in stored(counter.meaning, value, key) {
                 // Counts of a period add up, and taskstats has the same of tasks as jobproc of processes.
                 let adds_up = matches!(counter.meaning, Meaning::ZoneEnergy(_) | Meaning::Event(_));
@@ -188,7 +188,8 @@ fn a_job_that_its_host_no_longer_reports_is_lost() {
 fn what_is_implausible_or_too_much_is_refused_alone() {
     let mut importer = Importer::new("oar".to_owned());
     for timestamp in [0, 1, u64::MAX, 1_794_703_702 + 7200] {
-        let record = Record { timestamp, ..record(Backend::Jobproc, 5, 0, &[("rchar", 1)]) };
+        let mut record = record(Backend::Jobproc, 5, 0, &[("rchar", 1)]);
+        record.timestamp = timestamp;
         assert_eq!(importer.take(&record, NOW_NS), Err(Refused::Timestamp), "{timestamp}");
     }
     for id in 1..=JOBS_OF_HOST_MAX as u64 {

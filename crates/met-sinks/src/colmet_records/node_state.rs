@@ -63,23 +63,20 @@ impl NodeState {
     ) -> Option<Record> {
         let oldest_ns = time_ns.saturating_sub(STALE_NS.max(3 * period.as_nanos() as i64));
         let mut record = Record::new(layout.backend, hostname, 0, seconds(time_ns));
-        for (counter, value) in layout.counters.iter().zip(&mut record.values) {
-            let kind = counter.kind;
-            *value = match counter.meaning {
-                Meaning::Cell { from, factor, .. } => {
-                    self.sum(from, oldest_ns).map(|cell| Value::of_cell(kind, cell, factor))
-                }
-                Meaning::Thermal(number) => {
-                    let zone = number.to_string();
-                    let cell = self.of_row(THERMAL, oldest_ns, |labels| labels.first() == Some(&zone));
-                    cell.map(|cell| Value::of_cell(kind, cell, 1000))
-                }
-                Meaning::ZoneEnergy(zone) => self.grown_uj(zone, oldest_ns).map(Value::Int),
-                Meaning::ZoneRange(zone) => self.zone_cell(zone, ZONE_RANGE, oldest_ns).map(Value::Int),
-                Meaning::Start | Meaning::Event(_) | Meaning::None => None,
-            };
-        }
-        let is_known = layout.counters.iter().zip(&record.values).any(|(counter, value)| {
+        record.set_all(|_, counter| match counter.meaning {
+            Meaning::Cell { from, factor, .. } => {
+                self.sum(from, oldest_ns).map(|cell| Value::of_cell(counter.kind, cell, factor))
+            }
+            Meaning::Thermal(number) => {
+                let zone = number.to_string();
+                let cell = self.of_row(THERMAL, oldest_ns, |labels| labels.first() == Some(&zone));
+                cell.map(|cell| Value::of_cell(counter.kind, cell, 1000))
+            }
+            Meaning::ZoneEnergy(zone) => self.grown_uj(zone, oldest_ns).map(Value::Int),
+            Meaning::ZoneRange(zone) => self.zone_cell(zone, ZONE_RANGE, oldest_ns).map(Value::Int),
+            Meaning::Start | Meaning::Event(_) | Meaning::None => None,
+        });
+        let is_known = record.values().any(|(counter, value)| {
             // Where a register starts again says nothing alone.
             value.is_some() && !matches!(counter.meaning, Meaning::ZoneRange(_))
         });
@@ -128,11 +125,11 @@ impl NodeState {
 
     /// Colmet writes 0 for zones that a package does not have.
     fn mark_unsupported_zones(&self, layout: &'static Layout, record: &mut Record, oldest_ns: i64) {
-        for (counter, value) in layout.counters.iter().zip(&mut record.values) {
+        for (index, counter) in layout.counters.iter().enumerate() {
             let (Meaning::ZoneEnergy(zone) | Meaning::ZoneRange(zone)) = counter.meaning else { continue };
             let has_package = self.zone_cell(Zone { zone: 0, ..zone }, ZONE_ENERGY, oldest_ns).is_some();
             if has_package && self.zone_cell(zone, ZONE_ENERGY, oldest_ns).is_none() {
-                *value = Some(Value::Int(0));
+                record.set(index, Some(Value::Int(0)));
             }
         }
     }

@@ -11,7 +11,7 @@ pub fn write_text(record: &Record, lines: &mut Vec<u8>) {
     let jobs = layout.has_involved_jobs.then_some("involved_jobs");
     let width = layout.counters.iter().map(|counter| counter.name.len()).chain(jobs.map(str::len)).max();
     let width = width.unwrap_or(0);
-    for (counter, value) in layout.counters.iter().zip(&record.values) {
+    for (counter, value) in record.values() {
         let name = counter.name;
         text.push_str(&match value {
             Some(Value::Int(value)) => format!("\t{name:>width$} : {value}\n"),

@@ -173,12 +173,12 @@ fn write_record(out: &mut Vec<u8>, record: &Record) {
 
 /// Of two records of a job in one second each is a document: the last sample and the end may fall together.
 fn fingerprint(record: &Record) -> u64 {
-    let bits = |value: &Option<Value>| match value {
+    let bits = |(_, value)| match value {
         None => u64::MAX,
-        Some(Value::Int(value)) => *value as u64,
+        Some(Value::Int(value)) => value as u64,
         Some(Value::Float(value)) => u64::from(value.to_bits()),
     };
-    fnv(record.values.iter().map(bits).chain(record.involved_jobs.iter().copied()))
+    fnv(record.values().map(bits).chain(record.involved_jobs.iter().copied()))
 }
 
 /// FNV-1a by words: the same in every version of this program.

@@ -298,13 +298,13 @@ fn colmet(records: Vec<Record>) -> Event {
 
 fn record(backend: Backend, known: &[(&str, i64)]) -> Record {
     let mut record = Record::new(backend, "n1", 1234, 1_700_000_000);
-    for (counter, value) in backend.layout().counters.iter().zip(&mut record.values) {
+    record.set_all(|_, counter| {
         let found = known.iter().find(|(name, _)| *name == counter.name);
-        *value = found.map(|(_, value)| match counter.kind {
+        found.map(|(_, value)| match counter.kind {
             Type::F32 => ColmetValue::Float(*value as f32),
             _ => ColmetValue::Int(*value),
-        });
-    }
+        })
+    });
     record
 }
 

@@ -35,7 +35,9 @@ fn rows_are_in_the_file_when_they_were_flushed_and_a_file_is_continued() {
             for second in 0..50 {
                 for record in &all {
                     let timestamp = record.timestamp + round * 50 + second;
-                    tables.add(&Record { timestamp, ..record.clone() }).unwrap();
+                    let mut next = record.clone();
+                    next.timestamp = timestamp;
+                    tables.add(&next).unwrap();
                 }
             }
             tables.flush(false).unwrap();
@@ -77,7 +79,7 @@ fn every_kind_of_record_has_a_table_and_what_is_unknown_is_minus_one() {
     let mut tables = Tables::open(&path, 1).unwrap();
     for layout in LAYOUTS {
         let mut record = Record::new(layout.backend, "n1", 5, 7);
-        record.values[0] = Some(Value::Int(42));
+        record.set(0, Some(Value::Int(42)));
         tables.add(&record).unwrap();
     }
     tables.flush(true).unwrap();
@@ -93,7 +95,7 @@ fn every_kind_of_record_has_a_table_and_what_is_unknown_is_minus_one() {
 
 fn taskstats(job: u64, second: u64) -> Record {
     let mut record = Record::new(Backend::Taskstats, "n1", job, 1_700_000_000 + second);
-    record.values[0] = Some(Value::Int(second as i64));
+    record.set(0, Some(Value::Int(second as i64)));
     record
 }
 
@@ -465,7 +467,7 @@ fn rows_past_the_page_cache_are_the_same() {
         }
         for second in 0..700 {
             let mut record = Record::new(Backend::Procstats, &format!("n{}", second % 13), 0, second);
-            record.values.fill(Some(Value::Int(second as i64 * 7919)));
+            record.set_all(|_, _| Some(Value::Int(second as i64 * 7919)));
             record.involved_jobs = (0..second % 40).collect();
             tables.add(&record).unwrap();
             (0..4).for_each(|part| tables.add(&taskstats(7, 4 * second + part)).unwrap());

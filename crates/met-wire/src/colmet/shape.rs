@@ -1,6 +1,6 @@
 //! What the tables of each kind of record look like in HDF5 files, and their rows.
 
-use super::{Backend, JOBS_BYTES, Layout, NAME_BYTES, Record, Type, Value};
+use super::{Backend, JOBS_BYTES, Layout, NAME_BYTES, Record, Type, UNKNOWN};
 use crate::hdf5::{Attribute, Column, Kind, datatype, table_header};
 
 /// Rows of a job are few, rows of all nodes (job 0) are many. What is not compressed has room for a whole chunk, though the
@@ -126,15 +126,17 @@ impl Shape {
         if !is_used {
             row.copy_from_slice(&self.blank);
         }
-        for (value, &start) in record.values.iter().zip(&self.counters) {
+        for (&word, &start) in record.words.iter().zip(&self.counters) {
             if let Some(cell) = row.get_mut(start..).and_then(<[u8]>::first_chunk_mut) {
-                *cell = int(*value).to_le_bytes();
+                *cell = if word == UNKNOWN { -1 } else { word }.to_le_bytes();
             }
         }
         for &(start, field) in &self.others {
             match field {
                 Field::Counter(index) => {
-                    row[start..start + 4].copy_from_slice(&float(record.values[index]).to_le_bytes());
+                    let word = record.words[index];
+                    let bits = if word == UNKNOWN { (-1_f32).to_bits() } else { word as u32 };
+                    row[start..start + 4].copy_from_slice(&bits.to_le_bytes());
                 }
                 Field::JobId => row[start..start + 8].copy_from_slice(&record.job_id.to_le_bytes()),
                 Field::Timestamp => row[start..start + 8].copy_from_slice(&record.timestamp.to_le_bytes()),
@@ -148,29 +150,6 @@ impl Shape {
             }
         }
     }
-}
-
-fn float(value: Option<Value>) -> f32 {
-    match value {
-        Some(Value::Float(value)) => value,
-        Some(Value::Int(value)) => value as f32,
-        None => -1.0,
-    }
-}
-
-fn int(value: Option<Value>) -> i64 {
-    match value {
-        Some(Value::Int(value)) => value,
-        Some(Value::Float(value)) => whole(value),
-        None => -1,
-    }
-}
-
-/// Not inlined: the conversion was made of every integer, too, and took most of the time of a row.
-#[cold]
-#[inline(never)]
-fn whole(value: f32) -> i64 {
-    value as i64
 }
 
 /// The rest of the cell is padding; it may have a longer text.
@@ -188,6 +167,7 @@ fn clear_rest(behind: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Value;
     use super::*;
 
     #[test]
@@ -195,7 +175,7 @@ mod tests {
         for layout in super::super::LAYOUTS {
             let shape = Shape::of(layout);
             let mut long = Record::new(layout.backend, "a-host-with-a-long-name.site.example", 123, 456);
-            long.values.fill(Some(Value::Int(-7)));
+            long.set_all(|_, _| Some(Value::Int(-7)));
             long.involved_jobs = (0..3000).collect();
             let mut short = Record::new(layout.backend, "n", 1, 2);
             short.involved_jobs = vec![7];

@@ -58,7 +58,7 @@ fn every_kind_that_colmet_packs_is_read_and_written_again_byte_by_byte() {
     let mut kinds: Vec<Backend> = read.iter().map(|record| record.backend).collect();
     kinds.dedup();
     assert_eq!(kinds, LAYOUTS.iter().map(|layout| layout.backend).collect::<Vec<_>>());
-    assert!(read.iter().all(|record| record.counters().count() == record.values.len()));
+    assert!(read.iter().all(|record| record.counters().count() == record.values().count()));
     let at_bounds: Vec<Record> = records(second).map(Result::unwrap).collect();
     let tasks = &at_bounds[0];
     assert_eq!((int(tasks, "cpu_count"), int(tasks, "cpu_delay_total")), (None, Some(i64::MAX)));
@@ -154,7 +154,8 @@ fn a_message_of_the_variant_is_read() {
     let record = sample.record().unwrap();
     let counts = [None, Some(Value::Int(5_000_000_000)), Some(Value::Int(70_000)), None, None];
     assert_eq!((record.job_id, record.hostname.as_str(), record.timestamp), (1234, "vm", 1_794_703_701));
-    assert_eq!((record.backend, &record.values[..]), (Backend::Perfhw, &counts[..]));
+    let values: Vec<_> = record.values().map(|(_, value)| value).collect();
+    assert_eq!((record.backend, &values[..]), (Backend::Perfhw, &counts[..]));
     sample.metrics.truncate(4);
     assert_eq!(sample.record(), None, "no event is known");
     assert_eq!(variant::metric(38), Some(Metric::Event("instructions")));
@@ -183,14 +184,15 @@ fn any_record() -> impl Strategy<Value = Record> {
     (backend, "[a-z][a-z0-9.-]{0,40}", any::<u64>(), any::<u64>(), values, jobs).prop_map(
         |(backend, hostname, job_id, timestamp, random, jobs)| {
             let layout = backend.layout();
-            let values = layout.counters.iter().zip(random).map(|(counter, random)| match counter.kind {
-                Type::U32 => Some(Value::Int(i64::from(random as u32))),
-                Type::U64 => Some(Value::Int((random >> 1) as i64)),
-                Type::I64 => Some(Value::Int((random >> 1) as i64)).filter(|_| random % 5 > 0),
-                Type::F32 => Some(Value::Float(random as u32 as f32)),
+            let mut record = Record::new(backend, &hostname, job_id, timestamp);
+            record.set_all(|index, counter| match (counter.kind, random[index]) {
+                (Type::U32, random) => Some(Value::Int(i64::from(random as u32))),
+                (Type::U64, random) => Some(Value::Int((random >> 1) as i64)),
+                (Type::I64, random) => Some(Value::Int((random >> 1) as i64)).filter(|_| random % 5 > 0),
+                (Type::F32, random) => Some(Value::Float(random as u32 as f32)),
             });
-            let involved_jobs = if layout.has_involved_jobs { jobs } else { Vec::new() };
-            Record { backend, hostname, job_id, timestamp, values: values.collect(), involved_jobs }
+            record.involved_jobs = if layout.has_involved_jobs { jobs } else { Vec::new() };
+            record
         },
     )
 }

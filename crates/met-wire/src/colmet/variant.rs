@@ -26,10 +26,10 @@ impl Sample {
         let mut record = Record::new(Backend::Perfhw, &self.hostname, self.job_id, timestamp);
         let is_event = |id: u64| matches!(metric(id), Some(Metric::Event(_)));
         let events = self.metrics.iter().filter(|&&(id, _)| is_event(id));
-        for (value, (_, count)) in record.values.iter_mut().zip(events) {
-            *value = count.map(Value::Int);
-        }
-        record.values.iter().any(Option::is_some).then_some(record)
+        let mut counts = events.map(|&(_, count)| count.map(Value::Int));
+        record.set_all(|_, _| counts.next().flatten());
+        let is_known = record.values().any(|(_, value)| value.is_some());
+        is_known.then_some(record)
     }
 }
 

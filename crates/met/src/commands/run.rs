@@ -58,7 +58,8 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
         pid: None,
         env,
     };
-    let mut assignment = launch::assign(setting, draft, Some(asked)).inspect_err(|_| outputs.left.discard())?;
+    let mut assignment =
+        launch::assign(setting, draft, Some(asked)).inspect_err(|_| outputs.left.discard())?;
     assignment.record.annotation = annotation;
     super::notify::warn_if_no_way(setting, &args.notify);
     assignment.notify = args.notify.iter().map(|when| when.name()).collect::<Vec<_>>().join(",");
