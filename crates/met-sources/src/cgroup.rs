@@ -58,12 +58,13 @@ pub static TABLE: Table = Table {
     columns: COLUMNS,
 };
 
-pub(crate) static SPEC: SourceSpec = SourceSpec {
+pub static SPEC: SourceSpec = SourceSpec {
     name: "cgroup",
     help: "CPU time, memory and pressure of a job's cgroup",
     pace: Pace::Tick,
     tables: &[&TABLE],
     charts: &[],
+    options: &[],
     open,
 };
 

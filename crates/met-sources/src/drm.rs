@@ -23,6 +23,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     pace: Pace::Tick,
     tables: &[&device::TABLE, &process::TABLE],
     charts: device::CHARTS,
+    options: &[],
     open,
 };
 

@@ -40,12 +40,13 @@ use crate::{
     Unread, sysfs,
 };
 
-pub(crate) static SPEC: SourceSpec = SourceSpec {
+pub static SPEC: SourceSpec = SourceSpec {
     name: "nvidia",
     help: "NVIDIA GPUs: use, memory, power and energy, also per process",
     pace: Pace::Tick,
     tables: &[&device::TABLE, &process::TABLE],
     charts: device::CHARTS,
+    options: &[],
     open,
 };
 

@@ -26,12 +26,13 @@ pub use job::{Counters, Passed};
 
 pub use met_core::event::{COUNT, ENABLED, RUNNING, TABLE};
 
-pub(crate) static SPEC: SourceSpec = SourceSpec {
+pub static SPEC: SourceSpec = SourceSpec {
     name: "perf",
     help: "events of the kernel and the processor, as configured in perf.events",
     pace: Pace::Tick,
     tables: &[&TABLE],
     charts: &[],
+    options: &[],
     open,
 };
 

@@ -36,7 +36,7 @@ pub static TABLE: Table = Table {
     columns: COLUMNS,
 };
 
-pub(crate) static SPEC: SourceSpec = SourceSpec {
+pub static SPEC: SourceSpec = SourceSpec {
     name: "rapl",
     help: "energy of processors and memory, Intel and AMD",
     pace: Pace::Every(Duration::from_secs(1)),
@@ -44,6 +44,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     charts: &[
         MachineChart::new("rapl", ["Processor power", "power"], ChartUnit::Watts, &TABLE, &[ENERGY]).main()
     ],
+    options: &[],
     open,
 };
 

@@ -57,6 +57,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     pace: Pace::Tick,
     tables: &[&TABLE],
     charts: &[],
+    options: &[],
     open,
 };
 
