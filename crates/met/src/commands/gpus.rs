@@ -97,7 +97,7 @@ fn look(setting: &Setting) -> Result<(Vec<GpuLine>, Vec<String>)> {
         }
     }
     let gpus = sampler.gpus();
-    let tells_all = |gpu: &GpuNow<'_>| gpu.labels[label::VENDOR] == "nvidia";
+    let tells_all = |gpu: &GpuNow<'_>| gpu.labels[label::VENDOR] == gpu::vendor::NVIDIA;
     let openers = match gpus.iter().all(|(gpu, _)| tells_all(gpu)) {
         true => Openers::new(),
         false => openers(&setting.host),
