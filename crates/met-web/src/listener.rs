@@ -3,7 +3,6 @@
 //! Nothing else of this program is asynchronous: the caller that starts a `Server` hands it a router and goes on.
 
 mod acceptor;
-mod attempts;
 mod connection_limits;
 mod headers;
 mod idle_timeout;

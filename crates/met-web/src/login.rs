@@ -4,6 +4,7 @@
 //! with a token, a password or an OpenID provider. What the name may see is for the [`Directory`] to say, each time:
 //! a revoked token or a changed password ends its sessions. Which jobs a viewer sees: `met_query::viewer`.
 
+pub(crate) mod attempts;
 pub mod audit;
 mod cookies;
 pub mod cross_site;
