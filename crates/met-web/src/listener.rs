@@ -6,7 +6,7 @@ mod acceptor;
 mod connection_limits;
 mod headers;
 mod idle_timeout;
-mod lobby;
+mod open_connections;
 mod passwords;
 mod peer;
 mod unix_socket;
@@ -25,7 +25,7 @@ use met_host::Address;
 use tokio::sync::oneshot;
 
 use acceptor::Acceptor;
-pub use lobby::Standing;
+pub use open_connections::ConnectionState;
 pub use passwords::{PasswordFile, Refused, Verdict};
 pub use peer::{Certificate, Peer};
 use unix_socket::Socket;

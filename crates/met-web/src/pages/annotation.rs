@@ -56,7 +56,7 @@ async fn write(pages: Arc<Pages>, peer: Peer, headers: HeaderMap, name: String, 
         Ok(admitted) => admitted,
         Err(problem) => return refused(&site, problem),
     };
-    peer.standing.prove();
+    peer.connection.mark_authenticated();
     (site.who, site.csrf) = (admitted.name, admitted.csrf);
     if !is_form(&headers) {
         return refused(&site, Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "this is not a form"));
