@@ -490,7 +490,7 @@ impl NodeEnergy {
     }
 
     /// The job is over. `cpu_ns` is all the CPU time it had, where that is known, `gpus_uj` what it was itself
-    /// charged on GPUs, active and idle, and `cards` all that it shows of them.
+    /// charged on GPUs, active and idle, and `gpus` all that it shows of them.
     pub fn leave(
         &mut self,
         slot: u32,

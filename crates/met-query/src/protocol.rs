@@ -502,7 +502,7 @@ pub struct SchedulerStatus {
     /// A query is in progress.
     #[serde(default)]
     pub asking: bool,
-    /// It is the page at this address, on which the manager counts its queue; `told` are partitions then.
+    /// It is the page at this address, on which the manager counts its queue; `reported` counts partitions then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<String>,
     /// Lines of it that could not be read.
