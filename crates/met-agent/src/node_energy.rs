@@ -191,7 +191,7 @@ impl NodeEnergy {
         self.factor = factor;
     }
 
-    /// `watched` says for how much of its life so far nobody measured.
+    /// `watched` says for how much of its life so far it was not measured.
     pub fn begin(&mut self, slot: u32, record: &Record, now_ns: i64, watched: Watched) {
         let charged = Charged::nothing(self.tariff.clone());
         let looked_ns = self.looks.followed_ns.filter(|_| !self.was_at_rest(now_ns));
@@ -216,7 +216,7 @@ impl NodeEnergy {
         }
     }
 
-    /// What an earlier daemon charged, by the job's last cells, and for how much of its life nobody measured.
+    /// What an earlier daemon charged, by the job's last cells, and for how much of its life it was not measured.
     pub fn recall(&mut self, slot: u32, cells: &[i64], watched: Watched) {
         if let Some(job) = self.jobs.get_mut(&slot) {
             job.charged.recall(cells, watched);

@@ -1,4 +1,4 @@
-//! Events by name, and what several of them tell together.
+//! Events by name, and figures derived from several of them.
 
 use std::borrow::Cow;
 

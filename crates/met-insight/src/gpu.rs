@@ -83,8 +83,8 @@ pub fn count(record: &Record) -> i64 {
     given.max(record.gpus.len() as i64)
 }
 
-/// Whether the use of every GPU of a job is known. One that was lost, that cannot be read, or that was given and never
-/// seen, is not one that did nothing.
+/// Whether the use of every GPU of a job is known. A GPU that was lost, cannot be read, or was allocated and never seen
+/// must not count as idle.
 pub fn all_known(record: &Record) -> bool {
     let is_known = |gpu: &GpuUse| {
         gpu.lost_since_ns.is_none() && gpu.utilization.is_some_and(|used| (0.0..=1.0 + 1e-6).contains(&used))
@@ -171,7 +171,7 @@ pub fn less_words(record: &Record) -> Option<&'static str> {
 }
 
 /// GPUs computing on average over the time of the one held longest, as the GPUs' own means say: 1 is one GPU fully
-/// used. A GPU of which nothing is known is not one that did nothing.
+/// used. A GPU without readings does not count as idle.
 pub fn computing(record: &Record) -> Option<f64> {
     Some(gpu_seconds(record)? / held(record).fold(0.0, f64::max))
 }

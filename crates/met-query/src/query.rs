@@ -73,7 +73,7 @@ pub trait Query: Send + Sync {
     fn reactions(&self, _: &Viewer) -> Result<Vec<Reaction>> {
         Ok(Vec::new())
     }
-    /// How many jobs wait, as schedulers count them; only for those who see the jobs of everybody.
+    /// How many jobs wait, as schedulers count them; only for viewers who see all jobs.
     fn queues(&self, _: &Viewer) -> Result<Vec<Queue>> {
         Ok(Vec::new())
     }

@@ -250,7 +250,7 @@ fn hugetlb(dirs: &CgroupDirs) -> Option<&Dir> {
     dirs.hugetlb.as_ref()
 }
 
-/// Of files that tell the same, the first that exists is read. This is where v1, v2 and hybrid
+/// Of files with the same content, the first that exists is read. This is where v1, v2 and hybrid
 /// layouts differ, and it is decided once for each cgroup.
 static ALTERNATIVES: &[&[&[Format]]] = &[
     &[
@@ -463,7 +463,7 @@ fn split_cpu_v1(text: &[u8], Pass { ns_per_tick, .. }: Pass, cells: &mut [i64]) 
         return user_ns >= 0 && system_ns >= 0;
     }
     let (whole, sum) = (i128::from(cells[CPU]), i128::from(user_ns) + i128::from(system_ns));
-    // A group that has not used a tick yet ran in user code as far as anybody can tell.
+    // A group that has not used a tick yet is taken to have run in user code.
     let user = if sum == 0 { whole } else { whole * i128::from(user_ns) / sum };
     cells[CPU_USER] = i64::try_from(user).unwrap_or(MISSING);
     cells[CPU_SYSTEM] = parse::difference(cells[CPU], cells[CPU_USER]);

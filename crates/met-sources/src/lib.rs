@@ -78,7 +78,7 @@ pub static SOURCES: &[&SourceSpec] = &[
     &thermal::SPEC,
 ];
 
-/// Of several meters of the whole node, and of several that tell processors from memory, the first is believed: counters
+/// Of several meters of the whole node, and of several that separate processors from memory, the first is believed: counters
 /// of the processors and the blade, then what controllers say, then a sensor.
 pub static METERS: &[&meter::Meter] =
     &[&rapl::METER, &cray::METER, &ipmi::METER, &redfish::METER, &hwmon::METER];
@@ -187,9 +187,9 @@ pub struct SourceSpec {
 /// How often a source is read, and by whom. The periods are defaults, which a user may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// At every tick: it tells what jobs do.
+    /// At every tick: it measures jobs.
     Tick,
-    /// By a tick, so often: it tells what the machine does.
+    /// By a tick, so often: it measures the machine.
     Every(Duration),
     /// As before, by a thread of its own, because a reading may take more than a millisecond. It has no
     /// targets.
@@ -261,7 +261,7 @@ pub trait Source: Send {
         &[]
     }
 
-    /// What it cannot tell on this machine, though it works.
+    /// What it cannot measure on this machine, though it works.
     fn shortfall(&self) -> Option<Shortfall> {
         None
     }
@@ -351,7 +351,7 @@ pub struct Unread {
     pub why: String,
 }
 
-/// Why a source tells less than it might, and the command that would change it.
+/// Why a source measures less than it might, and the command that would change it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortfall {
     pub detail: String,

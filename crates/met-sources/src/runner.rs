@@ -360,7 +360,7 @@ impl Runner {
         &self.unavailable
     }
 
-    /// The sources that work and tell less than they might.
+    /// The sources that work and measure less than they might.
     pub fn shortfalls(&self) -> impl Iterator<Item = (&'static str, Shortfall)> {
         let shortfall = |running: &Running| Some((running.spec.name, running.source.as_ref()?.shortfall()?));
         self.sources.iter().filter_map(shortfall)

@@ -200,7 +200,7 @@ fn listen(options: &Options) -> Result<Vec<TcpListener>, Error> {
     Ok(listeners)
 }
 
-/// Says who has the address, where somebody has.
+/// Adds the process that has the address, if there is one.
 fn with_holder(error: io::Error, port: Option<u16>) -> io::Error {
     let Some(port) = port.filter(|_| error.kind() == io::ErrorKind::AddrInUse) else { return error };
     let holder = match met_host::listener_of(port) {

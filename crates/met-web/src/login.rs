@@ -104,7 +104,7 @@ pub trait Directory: Send + Sync {
     fn needed(&self) -> &'static str;
 }
 
-/// Names as clusters have them. Others could look like somebody else's.
+/// Names as clusters have them. Other letters could imitate another user's name.
 pub fn is_person_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
 }

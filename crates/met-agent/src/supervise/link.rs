@@ -51,7 +51,7 @@ pub struct Link {
     known: bool,
     pause: Duration,
     next_try: Instant,
-    /// The daemon left on purpose: nobody starts another for it.
+    /// The daemon left on purpose: no other is started for it.
     dismissed: bool,
     /// An older one has made room for a daemon of this version.
     has_room: bool,
@@ -128,7 +128,7 @@ impl Link {
         Some(self.next_try.saturating_duration_since(Instant::now()))
     }
 
-    /// Connects, and tells the daemon of the job, if that is due; starts a daemon where there is none.
+    /// Connects, and reports the job to the daemon, if that is due; starts a daemon where there is none.
     pub fn keep_up(&mut self, record: &Record) {
         if self.stream.is_some() || self.dismissed || Instant::now() < self.next_try {
             return;

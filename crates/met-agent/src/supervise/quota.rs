@@ -12,7 +12,7 @@ use met_host::{Host, parse};
 /// Deeper hierarchies are not searched.
 const DEPTH_MAX: usize = 16;
 
-/// The cgroups with a quota that a process is in. A job's own cgroup tells what it was throttled by itself.
+/// The cgroups with a quota that a process is in. A job's own cgroup shows how much the job itself was throttled.
 pub struct Quota {
     host: Host,
     limited: Vec<Limited>,

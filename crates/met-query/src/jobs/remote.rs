@@ -29,7 +29,7 @@ use crate::sample_more::SamplesMore;
 use crate::viewer::Viewer;
 use met_core::listing::Cursor;
 
-/// A daemon before pages tells so many jobs in one reply.
+/// A daemon without pages sends so many jobs in one reply.
 const OLDER_PAGE_JOBS: usize = 1000;
 
 /// Somebody who answers requests: a daemon on its socket, or a server.
@@ -212,7 +212,7 @@ impl Query for Remote {
         };
         page.jobs.retain(|record| viewer.sees(record));
         if page.jobs.is_empty() && page.next.is_none() && !viewer.sees_all() {
-            // The newest of all is somebody else's.
+            // The newest of all belongs to another user.
             let name = match job {
                 JobRef::Id { .. } => return Ok(page),
                 JobRef::Name(name) => Some(name.clone()),

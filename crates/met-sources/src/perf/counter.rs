@@ -60,7 +60,7 @@ impl Counter {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a new descriptor without another owner.
         Ok(Counter { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 

@@ -206,7 +206,7 @@ fn line(
     }
 }
 
-/// Whether a GPU that nobody is seen on is known to do nothing: one that is divided is given away in parts, and not
+/// Whether a GPU without visible processes is known to be idle: one that is divided is given away in parts, and not
 /// every driver says who is on it.
 fn is_unused(gpu: &GpuNow<'_>) -> bool {
     let cell = |column: usize| Some(gpu.cells[column]).filter(|&cell| cell != MISSING);
