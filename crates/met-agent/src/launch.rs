@@ -21,7 +21,7 @@ use crate::daemon::listening;
 use crate::supervise::{self, Assignment, Channel, Command, Preparation, look_up};
 use met_config::Failure;
 use met_jobs::processes;
-use met_query::client::{Client, Knock, Unreachable};
+use met_query::client::{BegunGreeting, Client, Unreachable};
 use met_query::jobs::is_free_as_name;
 use met_query::protocol::{self, Reply, Request};
 use met_query::setting::Setting;
@@ -65,7 +65,7 @@ pub fn assign(setting: &Setting, draft: Draft) -> Result<Assignment> {
     let detached = draft.origin != Origin::Time;
     let mut system =
         if detached || draft.keep { setting.system_daemon_for_start() } else { Err(Unreachable::Absent) };
-    let own = (detached && !is_for_system(&system)).then(|| setting.knock_at_user_daemon(&Request::InForce));
+    let own = (detached && !is_for_system(&system)).then(|| setting.greet_user_daemon(&Request::InForce));
     let id = if draft.keep { reserve(setting, !detached, &mut system)? } else { 0 };
     let now_ns = clock::realtime_ns();
     let uid = rustix::process::getuid().as_raw();
@@ -133,7 +133,7 @@ fn make_room(setting: &Setting, id: u64, record: &Record) -> Result<()> {
 fn events_of_daemon(
     setting: &Setting,
     system: &mut Result<Client, Unreachable>,
-    own: Option<Result<Knock, Unreachable>>,
+    own: Option<Result<BegunGreeting, Unreachable>>,
 ) -> Option<Vec<String>> {
     let reply = match system {
         Ok(system) => system.call(&Request::InForce).ok(),
@@ -145,7 +145,7 @@ fn events_of_daemon(
                 }
                 None
             }
-            knock => setting.user_daemon_answer(knock),
+            begun => setting.user_daemon_answer(begun),
         },
     };
     let Some(Reply::InForce(held)) = reply else { return None };

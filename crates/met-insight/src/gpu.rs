@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(shown["average"]["gpu_utilization_ratio"], used);
         assert_eq!(shown["average"]["gpu_ratio"], share);
         assert_eq!(shown["average"]["gpu_memory_bytes"], 3e9);
-        assert_eq!(shown["efficiency"]["gpu_ratio"], used / 2.0, "of the cards that were given");
+        assert_eq!(shown["efficiency"]["gpu_ratio"], used / 2.0, "of the GPUs that were given");
         let report = crate::report::report(&record, crate::report::Machine::default(), sample::NOW_NS);
         let meter = report.meters.iter().find(|meter| meter.label == "GPU").unwrap();
         assert_eq!((meter.used.value, meter.share), (used, share));

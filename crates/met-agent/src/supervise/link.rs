@@ -159,7 +159,7 @@ impl Link {
         loop {
             match protocol::take_frame(&mut self.arrived) {
                 Ok(Some(Reply::Hello { leaving: true, .. })) => return self.succeed(),
-                Ok(Some(Reply::Hello { protocol, pid, .. })) if handshake::is_spoken(protocol) => {
+                Ok(Some(Reply::Hello { protocol, pid, .. })) if handshake::is_supported(protocol) => {
                     (self.protocol, self.daemon) = (protocol, pid);
                 }
                 Ok(Some(Reply::Hello { protocol, .. })) => {
