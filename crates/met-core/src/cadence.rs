@@ -26,7 +26,7 @@ pub const ASKED_ONCE_WITHIN: Duration = Duration::from_millis(500);
 pub enum Asked {
     /// It belongs to the one before.
     Same,
-    /// Nobody watches the job because of it.
+    /// Such a request does not mean that a user watches the job.
     Once,
     /// Its client watches the job.
     Again,

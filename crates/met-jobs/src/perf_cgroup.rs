@@ -104,7 +104,7 @@ fn send_back(path: &Path, home: &Path) {
             let _ = move_to(home, pid);
         }
         match fs::remove_dir(path) {
-            // Somebody forked meanwhile, or is not quite dead yet, which takes the kernel a moment.
+            // A process forked meanwhile, or is not quite dead yet, which takes the kernel a moment.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(SETTLE),
             _ => return,
         }

@@ -98,7 +98,7 @@ trait Source: Query {
     fn react(&mut self, change: &ReactionChange) -> Result<()>;
 }
 
-/// Whoever answers a command knows who asks, by the connection or by the owner of the files.
+/// Sources know the caller of a command by the connection or by the owner of the files.
 const CALLER: &Viewer = &Viewer::Everything;
 
 /// Stored jobs of which a process is looked for, the newest; in pages, between which others are answered.
@@ -645,7 +645,7 @@ mod tests {
             Ok(series)
         };
         assert_eq!(every_sample(&JOB, i64::MIN, page).unwrap().len(), asked.into_inner());
-        // Whoever returns the same page again is not asked for ever, either.
+        // A source that returns the same page again is not asked for ever, either.
         let mut same = Series::new(&JOB);
         same.push(7, &vec![met_core::MISSING; JOB.columns.len()]);
         assert_eq!(every_sample(&JOB, i64::MIN, |_| Ok(same.clone())).unwrap().len(), 1);

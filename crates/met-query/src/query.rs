@@ -77,7 +77,7 @@ pub trait Query: Send + Sync {
     fn queues(&self, _: &Viewer) -> Result<Vec<Queue>> {
         Ok(Vec::new())
     }
-    /// The machines. Everybody may see them; their number of jobs is that of jobs which the viewer sees.
+    /// The machines. All users may see them; their number of jobs is that of jobs which the viewer sees.
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>>;
     /// The parts of this machine with samples from a time on; `None` from a server, which is no node.
     fn node_parts(&self, _since_ms: i64) -> Result<Option<Vec<NodePart>>> {

@@ -57,7 +57,7 @@ pub const OWN_CHECKS: &[&str] = &[
     "/logout",
 ];
 
-/// Somebody who proved a name.
+/// An authenticated user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Person {
     pub name: String,

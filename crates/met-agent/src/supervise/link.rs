@@ -136,7 +136,7 @@ impl Link {
         match introduce(&self.place, record) {
             Ok(stream) => self.stream = Some(stream),
             Err(_) => {
-                // Whoever loses the race for the daemon's lock leaves at once; one that could not start is
+                // A daemon that loses the race for the lock leaves at once; one that could not start is
                 // tried again, less and less often.
                 if !self.place.system && (self.pause == FIRST_PAUSE || self.pause > START_AGAIN) {
                     let _ = start_daemon(&self.place);

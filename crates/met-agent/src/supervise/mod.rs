@@ -99,7 +99,7 @@ impl Channel {
         reported
     }
 
-    /// Tells of the end and waits until the other side is done with it, or gone.
+    /// Reports the end and waits until the other side is done with it, or gone.
     fn hand_over(&mut self, record: &Record) {
         use std::io::Read;
         if self.tell(&Notice::Ended(Box::new(record.clone())))

@@ -26,7 +26,7 @@ pub struct Unreported {
 }
 
 impl Unreported {
-    /// Tells the daemon of an end that is on disk; what is left to do later, if it was away.
+    /// Reports to the daemon an end that is on disk; what is left to do later, if it was away.
     pub fn or_reported(
         link: Option<Link>,
         signals: Signals,

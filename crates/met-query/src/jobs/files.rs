@@ -122,7 +122,7 @@ fn open_store(place: &Place) -> Result<Reader> {
     })
 }
 
-/// Nobody else reads the files of a user here.
+/// Only the user reads their files here.
 impl Query for FromFiles {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(nothing()) };

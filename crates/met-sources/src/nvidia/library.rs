@@ -26,7 +26,7 @@ const GPU_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 500 } else {
 /// long as the driver likes: only the source's own threads keep it, and readers for a moment.
 #[derive(Clone)]
 pub(super) struct Loaded {
-    /// Tells one loading from the next.
+    /// Distinguishes one loading from the next.
     pub number: u64,
     pub nvml: Arc<Nvml>,
     pub gpus: Arc<[GpuFacts]>,

@@ -114,7 +114,7 @@ impl Count {
     /// As if it had been counted all the time; nothing where it never was.
     pub fn scaled(self) -> Option<i64> {
         let whole = match (self.enabled_ns, self.running_ns) {
-            // Nobody ran there: nothing happened.
+            // No process ran there: nothing happened.
             (0, _) => u128::from(self.value),
             (_, 0) => return None,
             (enabled, running) => {

@@ -266,7 +266,7 @@ impl UsageQuery<'_> {
         })
     }
 
-    /// Everybody may see what machines did.
+    /// All users may see what machines did.
     fn machines(&self, sql: &dyn Sql, usage: &mut Usage) -> std::result::Result<(), Failed> {
         let by = if self.ask.by == By::Node { By::Node } else { By::System };
         let mut table = Table::new(by, self.calendar);

@@ -557,7 +557,7 @@ pub fn store_and_inbox_are_shown_as_one(place: &Place) {
     assert_eq!(reader.find(None, "1").unwrap(), std::slice::from_ref(&whole));
     assert!(!dir.path().join("end").exists());
 
-    // Whoever was given up for lost has an end after all.
+    // A job that was given up for lost has an end after all.
     whole.state = State::Lost;
     writer.put(&whole).unwrap();
     dir.write_end(&finished(1, place.start_s)).unwrap();
