@@ -302,7 +302,7 @@ fn times(record: &Record, now_ns: i64, samples: i64) -> impl Iterator<Item = i64
     (0..=samples).map(move |index| begin_ms + (end_ms - begin_ms) * index / samples)
 }
 
-/// The samples of a job, with a pause in which nobody looked.
+/// The samples of a job, with a pause without readings.
 pub fn series(record: &Record, now_ns: i64, samples: i64) -> Series {
     let mut dice = Dice::new(record.key.id.len() as u64 + record.key.incarnation as u64);
     let (mut series, mut level, mut before_ms) = (Series::new(&JOB), 0.2, 0);

@@ -6,7 +6,7 @@ use met_insight::answers::Known;
 use met_insight::report::Machine;
 use met_web::pages;
 
-// Files of jobs from anybody: what was read is shown as JSON and as a page with report, answers and charts, and imported.
+// Files of jobs from untrusted senders: what was read is shown as JSON and as a page with report, answers and charts, and imported.
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| met_export::fuzz(bytes, |job| {
     let (record, machine, now_ns) = (&job.record, Machine { cpus: job.cpus }, job.exported_ns);
     let mut series = |table, part: &str| anyhow::Ok(job.series(table, part));

@@ -70,7 +70,7 @@ fn fill(state: &Path, jobs: u32, now_ns: i64) -> Result<()> {
         writer.append_together(&all_series)?;
     }
     drop(writer);
-    // As whoever writes next does: it finds that the store is whole, which readers would look for each time.
+    // As the next writer does: it finds that the store is whole, which readers would look for each time.
     drop(Writer::open(state)?);
     Ok(())
 }

@@ -66,7 +66,7 @@ pub struct Watch {
 pub enum Beginning {
     /// Its first process began then, and all others descend from that.
     Process(i64),
-    /// Its cgroup was made then, and anybody may be put into it.
+    /// Its cgroup was made then, and any process may be moved into it.
     Cgroup(i64),
     Unknown,
 }
@@ -168,7 +168,7 @@ impl Departures {
     }
 
     /// Whether every end of the processes of a job was received, and known to be its. One that was put into a
-    /// cgroup and ended before anybody looked is nobody's, so no such process of the job's owner may have ended.
+    /// cgroup and ended before any look is of no known job, so no such process of the job's owner may have ended.
     pub fn is_complete(&self, watch: Watch, owner_uid: Option<u32>) -> bool {
         let doubtful = |since_ns| self.strangers.ended_since(since_ns, owner_uid);
         self.is_listening()
@@ -182,7 +182,7 @@ impl Departures {
     }
 
     /// Receives what happened up to now. Called before the machine is read: a process that is reported here and
-    /// still found there is a zombie, and nobody is in both.
+    /// still found there is a zombie: no process counts twice.
     pub fn hear(&mut self, targets: &Targets, map: &JobMap) {
         let Some(exits) = &self.exits else { return };
         let begin_ns = clock::thread_cpu_ns();
@@ -260,14 +260,14 @@ impl Clocks {
         }
     }
 
-    /// The kernel tells the beginning by how long a process lived while the machine was awake, and by the
+    /// The kernel reports the beginning by how long a process lived while the machine was awake, and by the
     /// clock as it was set at its end.
     fn monotonic_begin_s(&self, exit: &Exit) -> i64 {
         exit.begin_s - (self.unix_ns - self.monotonic_ns) / 1_000_000_000
     }
 
     /// Whether a process that is listed is a later one than that which ended. If the machine has slept since
-    /// then, nobody can tell.
+    /// then, that is unknown.
     fn is_later(&self, start_ticks: u64, exit: &Exit) -> bool {
         let start_ns = i64::try_from(start_ticks).unwrap_or(i64::MAX).saturating_mul(self.tick_ns);
         let begin_ns = exit.begin_s.saturating_mul(1_000_000_000).saturating_sub(self.unix_ns - self.boot_ns);
@@ -275,7 +275,7 @@ impl Clocks {
     }
 }
 
-/// When somebody last ended who was nobody's, and may have been of a job that was not known yet: by user.
+/// When a process last ended that was of no known job, and may have been of a job not known yet: by user.
 #[derive(Default)]
 struct Strangers {
     last_ns: HashMap<u32, i64>,

@@ -21,7 +21,7 @@ use crate::daemon::listening;
 use crate::supervise::{self, Assignment, Channel, Command, Preparation, look_up};
 use met_config::Failure;
 use met_jobs::processes;
-use met_query::client::{Client, Knock, Unreachable};
+use met_query::client::{BegunGreeting, Client, Unreachable};
 use met_query::jobs::is_free_as_name;
 use met_query::protocol::{self, Reply, Request};
 use met_query::setting::Setting;
@@ -62,15 +62,15 @@ pub struct Draft<'a> {
 /// The daemons that a detached job may belong to, asked what holds there. To wake them up takes longer than what they do:
 /// it happens while the job is put together.
 pub struct AskedDaemons {
-    system: Result<Knock, Unreachable>,
+    system: Result<BegunGreeting, Unreachable>,
     /// Asked at once where there is no system daemon.
-    own: Option<Result<Knock, Unreachable>>,
+    own: Option<Result<BegunGreeting, Unreachable>>,
 }
 
 impl AskedDaemons {
     pub fn ask(setting: &Setting) -> AskedDaemons {
-        let system = setting.knock_at_system_daemon(&Request::InForce);
-        let own = (!is_for_system(&system)).then(|| setting.knock_at_user_daemon(&Request::InForce));
+        let system = setting.greet_system_daemon(&Request::InForce);
+        let own = (!is_for_system(&system)).then(|| setting.greet_user_daemon(&Request::InForce));
         AskedDaemons { system, own }
     }
 }
@@ -85,7 +85,7 @@ pub fn assign(setting: &Setting, draft: Draft, asked: Option<AskedDaemons>) -> R
                 Ok((client, held)) => (Ok(client), held),
                 Err(error) => (Err(error), None),
             };
-            let late = || (!is_for_system(&system)).then(|| setting.knock_at_user_daemon(&Request::InForce));
+            let late = || (!is_for_system(&system)).then(|| setting.greet_user_daemon(&Request::InForce));
             let own = own.or_else(late);
             (system, held, own)
         }
@@ -159,7 +159,7 @@ fn make_room(setting: &Setting, id: u64, record: &Record) -> Result<()> {
 fn events_of_daemon(
     setting: &Setting,
     held: Option<Reply>,
-    own: Option<Result<Knock, Unreachable>>,
+    own: Option<Result<BegunGreeting, Unreachable>>,
 ) -> Option<Vec<String>> {
     let reply = match own {
         None => held,
@@ -170,7 +170,7 @@ fn events_of_daemon(
             }
             None
         }
-        Some(knock) => setting.user_daemon_answer(knock),
+        Some(begun) => setting.user_daemon_answer(begun),
     };
     let Some(Reply::InForce(held)) = reply else { return None };
     setting.warn_of_other_file(&held);

@@ -191,7 +191,7 @@ impl NodeEnergy {
         self.factor = factor;
     }
 
-    /// `watched` says for how much of its life so far nobody measured.
+    /// `watched` says for how much of its life so far it was not measured.
     pub fn begin(&mut self, slot: u32, record: &Record, now_ns: i64, watched: Watched) {
         let charged = Charged::nothing(self.tariff.clone());
         let looked_ns = self.looks.followed_ns.filter(|_| !self.was_at_rest(now_ns));
@@ -216,7 +216,7 @@ impl NodeEnergy {
         }
     }
 
-    /// What an earlier daemon charged, by the job's last cells, and for how much of its life nobody measured.
+    /// What an earlier daemon charged, by the job's last cells, and for how much of its life it was not measured.
     pub fn recall(&mut self, slot: u32, cells: &[i64], watched: Watched) {
         if let Some(job) = self.jobs.get_mut(&slot) {
             job.charged.recall(cells, watched);
@@ -490,7 +490,7 @@ impl NodeEnergy {
     }
 
     /// The job is over. `cpu_ns` is all the CPU time it had, where that is known, `gpus_uj` what it was itself
-    /// charged on GPUs, active and idle, and `cards` all that it shows of them.
+    /// charged on GPUs, active and idle, and `gpus` all that it shows of them.
     pub fn leave(
         &mut self,
         slot: u32,

@@ -1,4 +1,4 @@
-//! The series of the machine itself: what its sources read anyway, until somebody writes it down.
+//! The series of the machine itself: what its sources read anyway, until it is written.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -183,7 +183,7 @@ impl PassedCounters {
         Some(PassedCounters { counters, share })
     }
 
-    /// Gives back the share of counters that were closed for somebody else.
+    /// Gives back the share of counters that were closed for other programs.
     pub fn release_closed(&mut self) {
         self.share.shrink_to(self.counters.descriptors());
     }

@@ -44,7 +44,7 @@ use met_query::live::Live;
 use met_sinks::bus::Ticker;
 use met_sources::taskstats::exits;
 use met_sources::{
-    Fault, NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, Unread, meter,
+    Fault, NewError, Options, Runner, SOURCES, SourceSpec, TickInfo, Unavailable, Unread, meter, perf,
 };
 
 use crate::exits::{Beginning, Departures};
@@ -264,7 +264,7 @@ impl Sampler {
         }
         self.look_a_last_time(slot);
         // Counters outlive the cgroup they count, until they are closed.
-        self.runner.read_again("perf", &self.membership.targets, &TickInfo::default());
+        self.runner.read_again(perf::SPEC.name, &self.membership.targets, &TickInfo::default());
         self.follow_events();
         let mut job = self.jobs.remove(&slot)?;
         let time_ms = job.age.unix_ms(clock::boottime_ns());
@@ -409,17 +409,17 @@ impl Sampler {
         if self.membership.listed_ns == i64::MIN {
             self.list_members(clock::boottime_ns());
         }
-        if !options.events.is_empty() && !self.runner.is_open("perf") {
-            self.runner.reopen("perf", &self.host, options);
+        if !options.events.is_empty() && !self.runner.is_open(perf::SPEC.name) {
+            self.runner.reopen(perf::SPEC.name, &self.host, options);
         }
         self.request_events();
         if options.events.is_empty() {
             return None;
         }
-        self.runner.read_again("perf", &self.membership.targets, &TickInfo::default());
+        self.runner.read_again(perf::SPEC.name, &self.membership.targets, &TickInfo::default());
         self.follow_events();
-        let unavailable = self.runner.unavailable().iter().find(|(spec, _)| spec.name == "perf");
-        let shortfall = self.runner.shortfalls().find(|(name, _)| *name == "perf");
+        let unavailable = self.runner.unavailable().iter().find(|(spec, _)| spec.name == perf::SPEC.name);
+        let shortfall = self.runner.shortfalls().find(|(name, _)| *name == perf::SPEC.name);
         let reason = unavailable.map(|(_, reason)| reason.to_string());
         let reason = reason.or(shortfall.map(|(_, short)| short.detail));
         reason.or_else(|| self.asked.uncounted(&self.membership, &self.jobs))

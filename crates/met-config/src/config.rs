@@ -543,9 +543,10 @@ impl Config {
             text.push_str(&format!("\n## `{}`\n\n{}\n\n", section.name, section.help));
             text.push_str("| key | what | default | meaning |\n| --- | --- | --- | --- |\n");
             for key in section.keys {
-                let default = match key.default {
-                    "" => "none".to_owned(),
-                    default => format!("`{default}`"),
+                let default = match (key.default, key.unset) {
+                    ("", "") => "none".to_owned(),
+                    ("", in_words) => in_words.to_owned(),
+                    (default, _) => format!("`{default}`"),
                 };
                 let (name, what) = (key.name, key.form.word());
                 text.push_str(&format!(

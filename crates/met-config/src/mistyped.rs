@@ -57,7 +57,7 @@ pub fn meant_after(command: &str, word: &str) -> Option<String> {
     Some(format!("{command} has no {word:?}; use {advice}"))
 }
 
-/// Whether a word may be what somebody meant who typed another: they begin alike, or two letters differ at most.
+/// Whether `typed` may be a typing error for `meant`: they begin alike, or two letters differ at most.
 pub fn is_mistyped(typed: &str, meant: &str) -> bool {
     const BEGINNING: usize = 2;
     let [typed, meant] = [typed, meant].map(|word| word.trim_start_matches('-').to_lowercase());

@@ -22,7 +22,7 @@
 //! Where both speakers rank the same, the later statement wins: a speaker may correct itself.
 //!
 //! Below them all are senders who did not have to prove who they are ([`Record::unproven`]). They add figures, and a start and
-//! the memory of the node where nobody else knows them, and win only over each other.
+//! the memory of the node where no other sender knows them, and win only over each other.
 
 pub mod at_end;
 mod figures;
@@ -136,7 +136,7 @@ pub fn believe(known: &Record, said: &Record) -> Record {
     let (word, no_word) = by(asked(known).cmp(&asked(said)));
     let (owner, stranger) = by(measured(known).cmp(&measured(said)));
     let (figures, older) = by(figure_rank(known).cmp(&figure_rank(said)));
-    // Once it was filled, nobody could tell who said it.
+    // Once it is filled, its sender is unknown.
     let may_describe = !no_word.unproven || word.unproven;
     let mut record = Record {
         key: said.key.clone(),

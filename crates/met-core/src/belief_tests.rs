@@ -184,7 +184,7 @@ fn check_unmoved(without: &Record, with: &Record) -> Result<(), TestCaseError> {
         summaries: Summaries::default(),
         events: Vec::new(),
         uncounted_events: Vec::new(),
-        // What everybody else leaves open is filled.
+        // What all others leave open is filled.
         start_ns: without.start_ns.and(record.start_ns),
         node_memory_bytes: without.node_memory_bytes.and(record.node_memory_bytes),
         ..record.clone()

@@ -1,4 +1,4 @@
-//! How often a job is sampled: by its age, and more often while it changes or somebody watches it.
+//! How often a job is sampled: by its age, and more often while it changes or a user watches it.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -16,7 +16,7 @@ pub const WATCHED_FOR_NS: i64 = 15_000_000_000;
 pub const WANTED_FOR_MAX: Duration = Duration::from_secs(3600);
 pub const WANTED_JOBS_MAX: usize = 100;
 
-/// Requests this close together come from somebody who watches,
+/// Requests this close together come from a user who watches,
 pub const WATCHED_WITHIN: Duration = Duration::from_secs(10);
 /// and requests this close together are one: a page or a command asks for several things of a job.
 pub const ASKED_ONCE_WITHIN: Duration = Duration::from_millis(500);
@@ -26,7 +26,7 @@ pub const ASKED_ONCE_WITHIN: Duration = Duration::from_millis(500);
 pub enum Asked {
     /// It belongs to the one before.
     Same,
-    /// Nobody watches the job because of it.
+    /// Such a request does not mean that a user watches the job.
     Once,
     /// Its client watches the job.
     Again,
@@ -67,7 +67,7 @@ pub struct Interest {
     pub age_ns: i64,
     /// Time since its figures last changed sharply.
     pub changed_ns: Option<i64>,
-    /// Time since somebody who watches it last asked for it.
+    /// Time since the last request of a user who watches it.
     pub watched_ns: Option<i64>,
 }
 

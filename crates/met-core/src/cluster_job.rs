@@ -15,7 +15,7 @@ use thinned::Thinned;
 /// Nodes begin the same run of a job this close to each other; a run after a requeue begins later.
 const SAME_RUN_NS: u64 = 120_000_000_000;
 
-/// How far apart what two nodes tell of jobs with one id begins, if it can be of one run: both ran at a time, or
+/// How far apart two nodes' records with one id begin, if they can be of one run: both ran at the same time, or
 /// began close to each other.
 pub fn distance_ns(one: &Record, other: &Record) -> Option<u64> {
     let (Some(one_ns), Some(other_ns)) = (one.start_ns, other.start_ns) else {

@@ -1,4 +1,4 @@
-//! Events by name, and what several of them tell together.
+//! Events by name, and figures derived from several of them.
 
 use std::borrow::Cow;
 
@@ -67,7 +67,18 @@ pub const FLOATING: [(&str, i64); 9] = [
 pub struct Derived {
     pub name: &'static str,
     pub value: f64,
+    pub unit: DerivedUnit,
     pub help: &'static str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DerivedUnit {
+    /// Of instructions, per cycle.
+    PerCycle,
+    /// A share of a whole.
+    Ratio,
+    PerSecond,
+    BytesPerSecond,
 }
 
 /// Everything that can be derived from these counts of a job that ran for `wall_ns`.
@@ -87,35 +98,41 @@ pub fn derived(events: &[EventCount], wall_ns: Option<i64>) -> Vec<Derived> {
     let of_width = floating.filter(|&all| all > 0.0).zip(operations("fp_512_"));
     let misses = count("cache_misses");
     let figures = [
-        ("ipc", ratio("instructions", "cpu_cycles"), "instructions per cycle"),
+        ("ipc", ratio("instructions", "cpu_cycles"), DerivedUnit::PerCycle, "instructions per cycle"),
         (
             "cache_miss_ratio",
             ratio("cache_misses", "cache_references"),
+            DerivedUnit::Ratio,
             "share of cache references that missed",
         ),
         (
             "branch_miss_ratio",
             ratio("branch_misses", "branch_instructions"),
+            DerivedUnit::Ratio,
             "share of branches mispredicted",
         ),
         (
             "floating_point_operations_per_second",
             floating.zip(seconds).map(|(all, seconds)| all / seconds),
+            DerivedUnit::PerSecond,
             "floating-point operations per second of the job",
         ),
         (
             "avx512_ratio",
             of_width.map(|(all, wide)| wide / all),
+            DerivedUnit::Ratio,
             "share of floating-point operations in 512-bit instructions",
         ),
         (
             "memory_bytes_per_second",
             misses.zip(seconds).map(|(misses, seconds)| misses * CACHE_LINE_BYTES / seconds),
+            DerivedUnit::BytesPerSecond,
             "memory read because of cache misses, estimated",
         ),
     ];
-    let known =
-        figures.into_iter().filter_map(|(name, value, help)| Some(Derived { name, value: value?, help }));
+    let known = figures
+        .into_iter()
+        .filter_map(|(name, value, unit, help)| Some(Derived { name, value: value?, unit, help }));
     known.collect()
 }
 

@@ -1,5 +1,12 @@
 //! Graphics GPUs: the tables that every source of them fills, whatever the maker.
 
+/// The makers, as labels name them.
+pub mod vendor {
+    pub const NVIDIA: &str = "nvidia";
+    pub const AMD: &str = "amd";
+    pub const INTEL: &str = "intel";
+}
+
 /// The GPU in whole, or a part of it that the driver hands out as a GPU of its own.
 pub mod device {
     use crate::chart::{MachineChart, Unit as ChartUnit};
@@ -99,7 +106,7 @@ pub mod process {
     };
 }
 
-/// Bits of `card::THROTTLE` that mean a loss, in words. Idle and the clocks that the user chose are none.
+/// Bits of `device::THROTTLE` that mean a loss, in words. Idle and the clocks that the user chose are none.
 const REASONS: [(i64, &str); 6] = [
     (0x4, "power cap"),
     (0x8, "hardware slowdown"),

@@ -1,5 +1,6 @@
 //! Which GPUs a job was given, by what its environment and its devices cgroup say.
 
+use crate::gpu::vendor::{AMD, INTEL, NVIDIA};
 use crate::managers::MANAGERS;
 
 /// The GPUs that a process was given.
@@ -28,13 +29,11 @@ pub enum GpuRef {
 }
 
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
-const NVIDIA: &str = "nvidia";
-const INTEL: &str = "intel";
 
 /// Of each maker's own variables the first that names a GPU is believed.
 const OF_MAKERS: [(&str, &[&str]); 3] = [
     (NVIDIA, &[CUDA, "NVIDIA_VISIBLE_DEVICES"]),
-    ("amd", &["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"]),
+    (AMD, &["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"]),
     (INTEL, &["ZE_AFFINITY_MASK"]),
 ];
 /// More GPUs than any machine has; a longer list is bogus.

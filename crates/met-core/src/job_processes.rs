@@ -15,7 +15,7 @@ pub const LARGEST: usize = 20;
 pub const LARGEST_MAX: usize = 3 * LARGEST;
 /// Looked through again when there are so many.
 const HELD_MAX: usize = 2 * LARGEST_MAX;
-/// Enough to tell the processes of a job apart.
+/// Enough to distinguish the processes of a job.
 pub const COMMAND_LINE_BYTES: usize = 160;
 /// The beginning of a process that ended is known to a second, and rounded.
 const BEGIN_DOUBT_NS: i64 = 3_000_000_000;
@@ -248,7 +248,7 @@ fn keep_largest<T>(all: &mut Vec<T>, sizes_of: impl Fn(&T) -> [i64; 3]) -> [i64;
     let sizes: Vec<[i64; 3]> = all.iter().map(sizes_of).collect();
     let mut stays = vec![false; all.len()];
     let floors = std::array::from_fn(|kind| {
-        // Who did nothing of a kind is none of its largest; somebody is left in any case.
+        // A process that used nothing of a kind is none of its largest; at least one is always left.
         let mut order: Vec<usize> = (0..all.len()).filter(|&at| kind == 0 || sizes[at][kind] > 0).collect();
         order.sort_by_key(|&at| std::cmp::Reverse(sizes[at][kind]));
         order.truncate(LARGEST);

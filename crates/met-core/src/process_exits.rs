@@ -2,7 +2,7 @@
 //!
 //! A parent that waits for its child takes over the child's figures, and shows them as its own from then
 //! on. So a process that ended is added to its job only if no living process of the job shows it: the
-//! figures follow the tree upwards until they meet somebody who is not of the job, or who waits for nobody.
+//! figures follow the tree upwards to a process that is not of the job, or does not wait for its children.
 //!
 //! Numbers of processes are given again, and an end may be lost. So what is known of a number is of a process
 //! that began before it was noted, and of none that began later.
@@ -113,7 +113,7 @@ pub trait Living {
     /// Whether the process is still read, though it may have ended since: a zombie shows all it did. One that
     /// began later is another one.
     fn is_listed(&self, exit: &Exit) -> bool;
-    /// Seconds on a clock that nobody sets,
+    /// Seconds on a clock that cannot be set,
     fn now_s(&self) -> i64;
     /// and when a process began on it.
     fn begin_s(&self, exit: &Exit) -> i64;
@@ -122,11 +122,11 @@ pub trait Living {
     /// A supervisor: what it did itself is not the job's.
     fn is_supervisor(&self, exit: &Exit) -> bool;
     fn outer(&self, job: u32) -> Option<u32>;
-    /// Whether it waits for its children: one that ignores SIGCHLD does not, and nobody takes them over.
+    /// Whether it waits for its children: one that ignores SIGCHLD does not, and no process takes over their figures.
     fn reaps(&mut self, pid: u32) -> bool;
 }
 
-/// What a job's ended processes did, as far as nobody alive shows it.
+/// What a job's ended processes did, as far as no living process shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gone {
     pub inherited: [i64; INHERITED.len()],
@@ -192,7 +192,7 @@ impl ExitLedger {
         self.jobs.is_empty()
     }
 
-    /// Whether somebody ended who was still listed at the last call.
+    /// Whether a process ended that was still listed at the last call.
     pub fn is_waiting(&self) -> bool {
         !self.listed.is_empty()
     }
@@ -209,7 +209,7 @@ impl ExitLedger {
     }
 
     /// Enters births and deaths since the last call, births in their order. `ended` is called with each process
-    /// of a job that is no longer shown, and of those that were nobody's.
+    /// of a job that is no longer shown, and with those that were of no job.
     pub fn enter(
         &mut self,
         births: &[(u32, u32)],

@@ -20,7 +20,7 @@ pub enum Account {
     TaskClock,
     /// The wall time of a job whose end only `met cancel` observed.
     Cancel,
-    /// Records of Colmet's nodes, which nobody has to prove to be.
+    /// Records of Colmet's nodes, which are not authenticated.
     Colmet,
     Other(Cow<'static, str>),
 }

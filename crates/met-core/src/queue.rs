@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Jobs that wait and are not held: these wait for nobody but the person who holds them.
+/// Jobs that wait and are not held: held jobs wait only for the user who holds them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
     pub manager: String,
@@ -22,7 +22,7 @@ impl Queue {
         now_ns <= self.valid_until_ns
     }
 
-    /// Whether somebody who had a job until this time may be what the others wait for.
+    /// Whether the others may wait for a job that ran until this time.
     pub fn is_about(&self, until_ns: i64) -> bool {
         until_ns >= self.read_ns - (self.valid_until_ns - self.read_ns)
     }

@@ -328,7 +328,7 @@ pub fn time(unix_ns: i64, zone: &TimeZone) -> String {
     zoned(unix_ns, zone).map(|time| time.strftime("%Y-%m-%d %H:%M:%S").to_string()).unwrap_or_default()
 }
 
-/// As much of a time as tells it from now: `16:40:44` today, `Jan 14 16:40` this year, else the date.
+/// As much of a time as distinguishes it from now: `16:40:44` today, `Jan 14 16:40` this year, else the date.
 pub fn time_short(unix_ns: i64, now_ns: i64, zone: &TimeZone) -> String {
     let (Some(time), Some(now)) = (zoned(unix_ns, zone), zoned(now_ns, zone)) else { return String::new() };
     let pattern = if time.date() == now.date() {
@@ -630,7 +630,7 @@ mod tests {
         let shown: Vec<String> = joules.iter().map(|&joules| scale.write(joules)).collect();
         assert_eq!(shown, ["2.00 mWh", "5.00 mWh", "2,000 mWh", "<0.001 mWh", "0"]);
         assert_eq!(Scale::of(&ENERGY, std::iter::empty()).write(0.36), "0.100 mWh");
-        // More digits than anybody reads, and the middle one can do with the next unit.
+        // More digits than a reader needs, and the middle one fits the next unit.
         let grams = [0.012, 0.020, 5.265];
         let scale = Scale::of(&EMISSIONS, grams.into_iter());
         assert_eq!(grams.map(|grams| scale.write(grams)), ["0.012 g", "0.020 g", "5.26 g"]);

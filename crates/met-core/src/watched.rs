@@ -21,7 +21,7 @@ impl Watched {
         Watched { lived_ms, missed_ms: lived_ms, has_missed_peak: lived_ms > CLOSE_MS }
     }
 
-    /// Of one with these samples until `now_ms`. Spans above `gap_ms` between them are such in which nobody looked.
+    /// Of one with these samples until `now_ms`. Spans above `gap_ms` between them were not watched.
     pub fn of(series: &Series, start_ms: Option<i64>, now_ms: i64, gap_ms: i64) -> Watched {
         let (Some(first_ms), Some(last_ms)) =
             (series.times_ms.first().copied(), series.times_ms.last().copied())

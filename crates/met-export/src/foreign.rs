@@ -1,4 +1,4 @@
-//! What comes from a file of somebody else: bounded like a record from a node, and within the range in which no
+//! Records from foreign files: bounded like a record from a node, and within the range in which no
 //! arithmetic on it overflows.
 
 use anyhow::{Context, Result, ensure};

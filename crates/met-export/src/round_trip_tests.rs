@@ -310,7 +310,7 @@ fn a_file_appears_only_when_it_is_whole() {
     drop(output);
     assert_eq!(count(), 0, "a file that was not finished stays");
     let output = OutputFile::create(&path, false).unwrap();
-    // Somebody else is faster.
+    // Another program is faster.
     std::fs::write(&path, "mine").unwrap();
     assert!(format!("{:#}", output.finish().unwrap_err()).contains("--force"));
     assert!(OutputFile::create(&path, false).is_err());

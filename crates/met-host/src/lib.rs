@@ -3,6 +3,7 @@
 mod address;
 mod budget;
 pub mod cgroup;
+pub mod cgroup_files;
 pub mod clock;
 mod file;
 pub mod hook;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-/// Far more than anybody writes by hand.
+/// Far more than is written by hand.
 pub const BYTES_MAX: u64 = 1 << 20;
 
 /// The text of a regular file. A pipe would block, a device may never end, and to open one may change it.

@@ -2,7 +2,7 @@
 //! lasts is kept where he could replace it.
 //!
 //! A link is a user's word on where a path leads. Root takes it from root alone: a link is followed where its
-//! directory belongs to root and is closed to others (or sticky, and the link root's own). For everybody else the
+//! directory belongs to root and is closed to others (or sticky, and the link root's own). For all other users the
 //! kernel's permissions decide.
 
 use std::ffi::{OsStr, OsString};
@@ -51,7 +51,7 @@ pub fn open(path: &Path, flags: OFlags, mode: Mode) -> io::Result<File> {
     Ok(file.into())
 }
 
-/// Reads a small file that is used without being named. As root only if nobody else has a say on it.
+/// Reads a small file that is used without being named. As root only if no other user can change it.
 pub fn read_own(path: &Path) -> io::Result<String> {
     check_own(path)?;
     text_file::read(path)
@@ -121,7 +121,7 @@ fn place_of(path: &Path) -> io::Result<(OwnedFd, OsString)> {
     Ok((rustix::fs::open(folder, flags, Mode::empty())?, name.to_owned()))
 }
 
-/// Whether root may keep something at a path for longer: nobody else can replace what is on the way to it. What does
+/// Whether root may keep something at a path for longer: no other user can replace a directory of that path. What does
 /// not exist yet is made by us.
 pub fn check_own(path: &Path) -> io::Result<()> {
     if !is_root() {
@@ -228,7 +228,7 @@ fn is_closed(folder: &Stat, entry: Option<&Stat>) -> bool {
     let is_open =
         folder.st_mode & OTHERS_WRITE != 0 || folder.st_mode & GROUP_WRITES != 0 && folder.st_gid != 0;
     let is_sticky = folder.st_mode & STICKY != 0;
-    // In a sticky directory everybody makes entries, and only their owners replace them.
+    // In a sticky directory all users create entries, and only the owners replace theirs.
     is_ours(folder.st_uid) && (!is_open || is_sticky && entry.is_none_or(|entry| is_ours(entry.st_uid)))
 }
 
@@ -244,7 +244,7 @@ fn is_open(found: &Stat) -> bool {
     }
 }
 
-/// Root's, or of nobody that this user namespace knows: there root is an ordinary user, and `/` somebody else's.
+/// Root's, or of no user in this user namespace: there root is an ordinary user, and `/` belongs to another.
 fn is_ours(uid: u32) -> bool {
     const OVERFLOW: u32 = 65_534;
     uid == 0 || uid == OVERFLOW && is_mapped()

@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(of(Resource::Cpus).efficiency(), Some(1.25 / 4.0));
         assert_eq!(of(Resource::Memory).efficiency(), Some(3.0 / 512.0));
         assert_eq!(of(Resource::Time).efficiency(), Some(4.0 / 3600.0));
-        assert_eq!(of(Resource::Gpus).efficiency(), None, "nobody looked at its cards");
+        assert_eq!(of(Resource::Gpus).efficiency(), None, "its GPUs were not read");
         assert!(super::shares(&sample::finished(), sample::NOW_NS).is_empty());
     }
 

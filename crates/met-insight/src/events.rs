@@ -1,6 +1,6 @@
 //! Events that were counted for a job, and what they say together.
 
-use met_core::event;
+use met_core::event::{self, DerivedUnit};
 use met_core::job::{EventCount, QualityKind, Record, UncountedEvent};
 use serde_json::{Map, Value, json};
 
@@ -48,11 +48,11 @@ pub fn section(record: &Record, now_ns: i64) -> Section {
     // A sum of what was scaled is no better than its parts.
     let scaled = record.events.iter().any(|one| one.kind != QualityKind::Measured);
     for figure in event::derived(&record.events, average::counted_ns(record, now_ns)) {
-        let measure = match figure.name {
-            "memory_bytes_per_second" => Measure::BytesPerSecond,
-            name if name.ends_with("_ratio") => Measure::Share,
-            "ipc" => Measure::Cores,
-            _ => Measure::Count,
+        let measure = match figure.unit {
+            DerivedUnit::BytesPerSecond => Measure::BytesPerSecond,
+            DerivedUnit::Ratio => Measure::Share,
+            DerivedUnit::PerCycle => Measure::Cores,
+            DerivedUnit::PerSecond => Measure::Count,
         };
         let estimated = scaled || measure == Measure::BytesPerSecond;
         let quality = if estimated { QualityKind::Estimated } else { QualityKind::Measured };

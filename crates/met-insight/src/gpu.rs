@@ -83,8 +83,8 @@ pub fn count(record: &Record) -> i64 {
     given.max(record.gpus.len() as i64)
 }
 
-/// Whether the use of every GPU of a job is known. One that was lost, that cannot be read, or that was given and never
-/// seen, is not one that did nothing.
+/// Whether the use of every GPU of a job is known. A GPU that was lost, cannot be read, or was allocated and never seen
+/// must not count as idle.
 pub fn all_known(record: &Record) -> bool {
     let is_known = |gpu: &GpuUse| {
         gpu.lost_since_ns.is_none() && gpu.utilization.is_some_and(|used| (0.0..=1.0 + 1e-6).contains(&used))
@@ -171,7 +171,7 @@ pub fn less_words(record: &Record) -> Option<&'static str> {
 }
 
 /// GPUs computing on average over the time of the one held longest, as the GPUs' own means say: 1 is one GPU fully
-/// used. A GPU of which nothing is known is not one that did nothing.
+/// used. A GPU without readings does not count as idle.
 pub fn computing(record: &Record) -> Option<f64> {
     Some(gpu_seconds(record)? / held(record).fold(0.0, f64::max))
 }
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(shown["average"]["gpu_utilization_ratio"], used);
         assert_eq!(shown["average"]["gpu_ratio"], share);
         assert_eq!(shown["average"]["gpu_memory_bytes"], 3e9);
-        assert_eq!(shown["efficiency"]["gpu_ratio"], used / 2.0, "of the cards that were given");
+        assert_eq!(shown["efficiency"]["gpu_ratio"], used / 2.0, "of the GPUs that were given");
         let report = crate::report::report(&record, crate::report::Machine::default(), sample::NOW_NS);
         let meter = report.meters.iter().find(|meter| meter.label == "GPU").unwrap();
         assert_eq!((meter.used.value, meter.share), (used, share));

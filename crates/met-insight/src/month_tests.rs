@@ -1,4 +1,4 @@
-//! A month of many users, with planted offenders: all of them are found, and nobody else.
+//! A month of many users, with planted offenders: all of them are found, and no other user.
 
 use met_core::job::{GpuUse, QualityKind, Record, State};
 use met_core::job_table as column;
@@ -93,7 +93,7 @@ fn month() -> Vec<Record> {
     let offender = |user, cpus, busy, hours, gpu| Of { user, cpus, busy, wall_ns: hours * HOUR_NS, gpu };
     all.extend((0..8).map(|_| offender("idler", 32, 0.05, 20, None)));
     all.extend((0..6).map(|_| offender("holder", 4, 0.5, 12, Some(0.0))));
-    // Below the gates of a cluster: a saving that nobody would notice.
+    // Below the gates of a cluster: a saving too small to notice.
     all.extend((0..2).map(|_| offender("beginner", 4, 0.25, 2, None)));
     // Few cores beside a busy GPU are fine, in the sum, too; so are cores that come with the memory.
     all.extend((0..10).map(|_| offender("trainer", 16, 0.125, 24, Some(0.95))));

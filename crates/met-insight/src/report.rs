@@ -40,7 +40,7 @@ pub struct Report {
     pub sections: Vec<Section>,
     /// Its steps and tasks, each task after its step.
     pub parts: Vec<PartLine>,
-    /// What people ask first; `None` where nobody looked.
+    /// What people ask first; `None` where it was not computed.
     pub answers: Option<Answers>,
     /// What a reader must know of the quality of the figures.
     pub notes: Vec<String>,
@@ -149,7 +149,7 @@ pub enum Measure {
     Bytes,
     BytesPerSecond,
     Count,
-    /// Of any unit, as somebody wrote it.
+    /// Of any unit, as it was written.
     Number,
     Cores,
     /// 0.5 is half.

@@ -286,8 +286,7 @@ pub fn gap_ms_of(series: &Series, interval: Duration) -> i64 {
     gap_ms(interval).max(usual_ms.map_or(0, |usual_ms| usual_ms.saturating_mul(3)))
 }
 
-/// A longer time between two looks is one in which nobody looked: at least so much, and more where the looks of
-/// most of the time are further apart.
+/// A longer time between two readings is a gap: at least so much, and more where most readings are further apart.
 pub fn look_gap_ms(mut spans: Vec<i64>, least_ms: i64) -> i64 {
     spans.sort_unstable();
     let usual_ms = spans.get(spans.len() * 9 / 10).copied().unwrap_or(0);

@@ -248,7 +248,7 @@ fn contradicts(by_size: &[OfSize]) -> Option<&'static str> {
         .then_some("it becomes faster by more than its workers: no model of these runs holds elsewhere")
 }
 
-/// A size that tells models apart: twice as large, or one of two.
+/// A size at which the models differ: twice as large, or one of two.
 fn next_size(size: f64) -> f64 {
     if size > 1.0 { (size * 2.0).round() } else { 2.0 }
 }

@@ -495,8 +495,8 @@ pub struct HeatMap {
     pub most: f64,
 }
 
-/// The heat map of a report of [`Every::HourOfWeek`]: what machines did if they were measured and nobody's jobs are
-/// asked for alone, else what jobs did.
+/// The heat map of a report of [`Every::HourOfWeek`]: what machines did if they were measured and the
+/// request is not limited to some users, else what jobs did.
 pub fn heat_map(report: &Report, ask: &UsageAsk) -> HeatMap {
     let is_filtered = [&ask.user, &ask.account, &ask.partition].into_iter().any(Option::is_some);
     let of_machines =

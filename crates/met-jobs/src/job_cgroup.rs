@@ -9,6 +9,7 @@ use met_core::job::{CgroupPaths, Local, Origin};
 use met_core::sampled::Profile;
 use met_host::Host;
 use met_host::cgroup::{Hierarchies, Kind};
+use met_host::cgroup_files::V2;
 use rustix::fs::{Mode, OFlags};
 
 use crate::cgroup_layouts;
@@ -305,7 +306,7 @@ fn parent_for_job(home: &Path, mount_point: &Path) -> Parent {
 }
 
 fn is_limited(cgroup: &Path) -> bool {
-    ["memory.max", "memory.high", "memory.swap.max", "cpu.max", "pids.max", "io.max", "cpuset.cpus"]
+    [V2.memory_limit, "memory.high", "memory.swap.max", V2.cpu_quota, "pids.max", "io.max", "cpuset.cpus"]
         .iter()
         .any(|file| {
             let limit = fs::read_to_string(cgroup.join(file)).unwrap_or_default();
@@ -319,7 +320,7 @@ fn has_word(file: &Path, word: &str) -> bool {
 
 /// What decides how good the samples of a job are.
 pub fn profile(local: &Local) -> Profile {
-    let has_controller = |unified: &PathBuf| unified.join("memory.stat").exists();
+    let has_controller = |unified: &PathBuf| unified.join(V2.memory_stat).exists();
     Profile {
         attached: local.origin == Origin::Attach,
         counts_cpu: counts_cpu(&local.cgroup),

@@ -267,7 +267,7 @@ impl Members {
         }
     }
 
-    /// Tells what the last refresh saw.
+    /// Reports what the last refresh saw.
     pub fn fill(&self, targets: &mut Targets, map: &mut JobMap) {
         targets.clear();
         map.clear();

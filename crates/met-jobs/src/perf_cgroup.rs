@@ -25,7 +25,7 @@ pub struct PerfCgroup {
     /// Where the processes were before.
     home: PathBuf,
     hierarchies: Hierarchies,
-    /// Whether everybody was in it in the end.
+    /// Whether all processes were in it in the end.
     complete: bool,
 }
 
@@ -50,7 +50,7 @@ impl PerfCgroup {
         Ok(perf_cgroup)
     }
 
-    /// Moves whoever came since, in as many rounds as are needed.
+    /// Moves the processes that came since, in as many rounds as are needed.
     pub fn take_in(&mut self, host: &Host, mut members: impl FnMut() -> Vec<u32>) {
         let mut moved = HashSet::new();
         self.complete = false;
@@ -71,7 +71,7 @@ impl PerfCgroup {
         }
     }
 
-    /// Takes away a directory that somebody left who could not do so. What is not ours stays.
+    /// Removes a directory that an earlier daemon could not remove. Directories of others stay.
     pub fn remove(path: &Path) {
         let is_ours =
             path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(Self::PREFIX.as_bytes()));
@@ -90,7 +90,7 @@ impl PerfCgroup {
     }
 }
 
-/// Nothing of ours stays behind: whoever is still in it goes back to where he came from.
+/// Removes the directory: processes that are still in it go back to their former cgroup.
 impl Drop for PerfCgroup {
     fn drop(&mut self) {
         send_back(&self.path, &self.home);
@@ -104,7 +104,7 @@ fn send_back(path: &Path, home: &Path) {
             let _ = move_to(home, pid);
         }
         match fs::remove_dir(path) {
-            // Somebody forked meanwhile, or is not quite dead yet, which takes the kernel a moment.
+            // A process forked meanwhile, or is not quite dead yet, which takes the kernel a moment.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(SETTLE),
             _ => return,
         }

@@ -4,6 +4,7 @@ use crate::{JobSpec, Members};
 use met_core::MISSING;
 use met_core::gpu_holding::{self, Holding};
 use met_core::job::{CgroupPaths, Local, Origin, ProcessId, Record, State};
+use met_host::cgroup_files::{V1, V2};
 use met_host::{Host, parse};
 
 /// What process lists show of a supervisor.
@@ -212,11 +213,11 @@ pub fn used_ns(host: &Host, cgroup: &CgroupPaths) -> Option<i64> {
     let mut text = Vec::new();
     let used = match (&cgroup.unified, &cgroup.cpuacct) {
         (Some(unified), _) => {
-            host.read_small(unified.join("cpu.stat"), &mut text).ok()?;
+            host.read_small(unified.join(V2.cpu_usage), &mut text).ok()?;
             parse::scaled(parse::value_of(&text, "usage_usec"), 1000)
         }
         (None, Some(cpuacct)) => {
-            host.read_small(cpuacct.join("cpuacct.usage"), &mut text).ok()?;
+            host.read_small(cpuacct.join(V1.cpu_usage), &mut text).ok()?;
             parse::cell(text.trim_ascii())
         }
         (None, None) => return None,

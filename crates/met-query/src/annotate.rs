@@ -22,7 +22,7 @@ pub fn permit(viewer: &Viewer, job: Option<&Record>) -> Result<()> {
         Some(record) if viewer.sees(record) => {
             Err(Failure::usage("only its owner or an operator may annotate this job"))
         }
-        // Whether there is one is not for everybody.
+        // Not all users may know whether there is one.
         _ => Err(no_such_job()),
     }
 }

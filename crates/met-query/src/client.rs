@@ -21,7 +21,7 @@ use met_config::paths;
 const GREETS_WITHIN: Duration = Duration::from_secs(1);
 /// The same, where a job waits for it.
 const GREETS_START_WITHIN: Duration = Duration::from_millis(200);
-/// How long it may then be silent in the middle of a question or an answer.
+/// How long it may then be silent in the middle of a request or a reply.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
 /// Why no daemon could be asked: one variant for each reaction.
@@ -96,12 +96,12 @@ impl fmt::Display for Unreachable {
 impl std::error::Error for Unreachable {}
 
 /// A connection whose greeting was sent and not answered yet.
-pub struct Knock {
+pub struct BegunGreeting {
     client: Client,
     socket: PathBuf,
     deadline: Instant,
-    /// The version that introduced the question which was asked with it.
-    question_since: u32,
+    /// The version that introduced the request that was sent with it.
+    request_since: u32,
 }
 
 pub struct Client {
@@ -146,24 +146,24 @@ impl Client {
         Client::greet(socket, GREETS_START_WITHIN, Hello::ours(true))
     }
 
-    /// The same without waiting for the answer, and with a question in the same message: one round trip for both, in
-    /// which the caller does something else. A daemon too old for the question hangs up, and is greeted again without it.
-    pub fn knock_for_start(socket: &Path, question: &Request) -> Result<Knock, Unreachable> {
-        Client::knock(socket, GREETS_START_WITHIN, question)
+    /// The same without waiting for the answer, and with a first request in the same message: one round trip for both, in
+    /// which the caller does something else. A daemon too old for the request hangs up, and is greeted again without it.
+    pub fn begin_for_start(socket: &Path, first: &Request) -> Result<BegunGreeting, Unreachable> {
+        Client::begin(socket, GREETS_START_WITHIN, first)
     }
 
-    fn knock(socket: &Path, within: Duration, question: &Request) -> Result<Knock, Unreachable> {
+    fn begin(socket: &Path, within: Duration, first: &Request) -> Result<BegunGreeting, Unreachable> {
         let deadline = Instant::now() + within;
         let mut client = Client::connect_by(socket, deadline)?;
         let mut said = Vec::new();
         let hello = Request::Hello(Hello::ours(true));
-        for request in [&hello, question] {
+        for request in [&hello, first] {
             write_frame(&mut said, request).map_err(Unreachable::Failed)?;
         }
         // A daemon that refuses the connection may have closed it: its reply says why.
         let _ = client.stream.write_all(&said);
-        let question_since = handshake::introduced(question);
-        Ok(Knock { client, socket: socket.to_owned(), deadline, question_since })
+        let request_since = handshake::introduced(first);
+        Ok(BegunGreeting { client, socket: socket.to_owned(), deadline, request_since })
     }
 
     fn connect_by(socket: &Path, deadline: Instant) -> Result<Client, Unreachable> {
@@ -171,7 +171,7 @@ impl Client {
         // Unknown if it is outside this pid namespace.
         let pid = Peer::of(&stream).ok().map(|peer| peer.pid).filter(|&pid| pid > 0);
         let client = Client { stream, pid, protocol: PROTOCOL_OLDEST };
-        client.be_patient(left_until(deadline)).map_err(Unreachable::Failed)?;
+        client.set_timeout(left_until(deadline)).map_err(Unreachable::Failed)?;
         Ok(client)
     }
 
@@ -187,7 +187,7 @@ impl Client {
             Ok(Reply::Hello { leaving: true, .. }) => {
                 return Err(Unreachable::Failed(io::Error::other("it is being replaced by a newer one")));
             }
-            Ok(Reply::Hello { protocol, .. }) if handshake::is_spoken(protocol) => protocol,
+            Ok(Reply::Hello { protocol, .. }) if handshake::is_supported(protocol) => protocol,
             Ok(Reply::Hello { protocol, .. }) => return Err(Unreachable::Foreign { pid, protocol }),
             Ok(_) => return Err(Unreachable::Failed(io::Error::other("malformed greeting"))),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -199,12 +199,12 @@ impl Client {
             }
             Err(error) => return Err(Unreachable::Failed(error)),
         };
-        self.be_patient(ANSWERS_WITHIN).map_err(Unreachable::Failed)?;
+        self.set_timeout(ANSWERS_WITHIN).map_err(Unreachable::Failed)?;
         Ok(self)
     }
 
     /// How long each read and write may take: what comes slowly is waited for, what does not come is not.
-    fn be_patient(&self, timeout: Duration) -> io::Result<()> {
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         self.stream.set_read_timeout(Some(timeout))?;
         self.stream.set_write_timeout(Some(timeout))
     }
@@ -243,14 +243,14 @@ impl Client {
     }
 }
 
-impl Knock {
+impl BegunGreeting {
     /// Waits for the greeting and for the answer. The answer is `None` from a daemon that
-    /// refuses it or is too old to know the question.
+    /// refuses it or is too old to know the request.
     pub fn answered(mut self) -> Result<(Client, Option<Reply>), Unreachable> {
-        self.client.be_patient(left_until(self.deadline)).map_err(Unreachable::Failed)?;
+        self.client.set_timeout(left_until(self.deadline)).map_err(Unreachable::Failed)?;
         let greeting = self.client.reply();
         let mut client = self.client.greeted(greeting)?;
-        if self.question_since > client.protocol {
+        if self.request_since > client.protocol {
             // An older daemon hangs up on it.
             return Ok((Client::connect_for_start(&self.socket)?, None));
         }
@@ -265,7 +265,7 @@ impl Knock {
     }
 }
 
-impl AsFd for Knock {
+impl AsFd for BegunGreeting {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.client.as_fd()
     }
@@ -416,7 +416,7 @@ mod tests {
         assert!(words.remedy().unwrap().contains("kill -KILL 12"));
     }
 
-    /// What a daemon of this version gets and sends if a question comes with the greeting, and what the client has then.
+    /// What a daemon of this version gets and sends if a request comes with the greeting, and what the client has then.
     fn asked_of(protocol: u32, answer: Reply) -> Result<(Client, Option<Reply>), Unreachable> {
         let root = tempfile::tempdir().unwrap();
         let (socket, listener) = listening(root.path());
@@ -437,7 +437,8 @@ mod tests {
             Some(stream)
         });
         // A generous limit: a slow machine is not a hung daemon.
-        let outcome = Client::knock(&socket, ANSWERS_WITHIN, &Request::InForce).and_then(Knock::answered);
+        let outcome =
+            Client::begin(&socket, ANSWERS_WITHIN, &Request::InForce).and_then(BegunGreeting::answered);
         answering.join().unwrap();
         outcome
     }

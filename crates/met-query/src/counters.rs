@@ -8,13 +8,13 @@ use met_core::{Batch, JOB, MISSING, Subject};
 use met_host::cgroup::CgroupDirs;
 use met_host::{CgroupTarget, Host, Look, Targets, TaskRole, TaskTarget};
 use met_jobs::{JobSpec, Members, processes};
-use met_sources::{Options, Runner, TickInfo};
+use met_sources::{Options, Runner, TickInfo, cgroup, process};
 
 use crate::hidden_io;
 
 /// What counts for a job that is read once; its GPUs are followed or not known.
-const COUNTERS: &[&str] = &["cgroup", "process"];
-const COUNTERS_OF_PROCESSES: &[&str] = &["process"];
+const COUNTERS: &[&str] = &[cgroup::SPEC.name, process::SPEC.name];
+const COUNTERS_OF_PROCESSES: &[&str] = &[process::SPEC.name];
 
 /// The counters of one job, read once. What is not known is missing.
 pub struct Reading {

@@ -74,7 +74,7 @@ impl Hello {
 }
 
 /// Whether a client can speak the version that a daemon chose.
-pub fn is_spoken(protocol: u32) -> bool {
+pub fn is_supported(protocol: u32) -> bool {
     (PROTOCOL_OLDEST..=PROTOCOL).contains(&protocol)
 }
 
@@ -131,7 +131,7 @@ mod tests {
         }
         assert_eq!(hello(PROTOCOL, PROTOCOL + 2).greet(false).protocol, PROTOCOL, "a newer client");
         assert_eq!(hello(PROTOCOL + 1, PROTOCOL + 3).greet(false).protocol, PROTOCOL, "none in common");
-        assert!(!is_spoken(0) && !is_spoken(PROTOCOL + 1) && is_spoken(PROTOCOL - 2));
+        assert!(!is_supported(0) && !is_supported(PROTOCOL + 1) && is_supported(PROTOCOL - 2));
     }
 
     #[test]
@@ -151,7 +151,7 @@ mod tests {
             assert!(!hello.greet(false).leaving, "a system daemon stays");
         }
         let newer = hello(PROTOCOL, PROTOCOL + 1);
-        assert!(!newer.greet(true).leaving, "a question is answered");
+        assert!(!newer.greet(true).leaving, "a request is answered");
         assert!(Hello { replace: true, ..newer }.greet(true).leaving, "a job brings its own daemon");
         assert!(!Hello { replace: true, ..newer }.greet(false).leaving);
         assert!(!Hello::ours(true).greet(true).leaving, "the same version");

@@ -90,7 +90,7 @@ trait Source: Query {
         Ok(Vec::new())
     }
     fn remove(&mut self, key: &JobKey) -> Result<()>;
-    /// Keeps the end of a job that nobody waited for.
+    /// Stores the end of a job without a supervisor.
     fn close(&mut self, end: &Record) -> Result<()>;
     /// Changes what people say of a job.
     fn annotate(&mut self, key: &JobKey, change: &AnnotationChange) -> Result<Annotation>;
@@ -98,7 +98,7 @@ trait Source: Query {
     fn react(&mut self, change: &ReactionChange) -> Result<()>;
 }
 
-/// Whoever answers a command knows who asks, by the connection or by the owner of the files.
+/// Sources know the caller of a command by the connection or by the owner of the files.
 const CALLER: &Viewer = &Viewer::Everything;
 
 /// Stored jobs of which a process is looked for, the newest; in pages, between which others are answered.
@@ -487,7 +487,7 @@ pub fn further_table(name: &str) -> Option<&'static Table> {
     [&DETAIL, &event::TABLE, &JOB].into_iter().find(|table| table.name == name)
 }
 
-/// Whether the supervisor of a job of this user has nothing to do any more but to tell a system daemon that is away.
+/// Whether the supervisor of a job of this user only has to report its end to a system daemon that is away.
 pub fn waits_for_daemon(setting: &Setting, record: &Record) -> bool {
     let id = record.key.id.parse().ok().filter(|_| setting.user.check_own().is_ok());
     let folder = id.map(|id| JobDir::open(&setting.user.state, id));
@@ -635,7 +635,7 @@ mod tests {
     fn of_a_job_that_runs_no_sample_is_asked_for_that_is_newer_than_the_question() {
         let asked = AtomicUsize::new(0);
         let page = |after_ms: i64| {
-            // As long as anybody asks there are newer ones.
+            // Every request finds newer ones.
             assert!(asked.fetch_add(1, Ordering::Relaxed) < 3, "asked for ever");
             let mut series = Series::new(&JOB);
             series.push(
@@ -645,7 +645,7 @@ mod tests {
             Ok(series)
         };
         assert_eq!(every_sample(&JOB, i64::MIN, page).unwrap().len(), asked.into_inner());
-        // Whoever returns the same page again is not asked for ever, either.
+        // A source that returns the same page again is not asked for ever, either.
         let mut same = Series::new(&JOB);
         same.push(7, &vec![met_core::MISSING; JOB.columns.len()]);
         assert_eq!(every_sample(&JOB, i64::MIN, |_| Ok(same.clone())).unwrap().len(), 1);

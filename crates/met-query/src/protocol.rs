@@ -204,7 +204,7 @@ pub enum Reply {
     Energy(Option<EnergyWindow>),
     Nodes(Vec<NodeStatus>),
     InForce(Box<InForce>),
-    /// The daemon ends on purpose: nobody shall start another one for it.
+    /// The daemon ends on purpose: no other is to be started for it.
     Leaving,
     /// To a supervisor: the daemon has no descriptor for its connection and looks for its end without it.
     Unlinked,
@@ -257,7 +257,7 @@ pub enum Correction {
 pub struct Corrected {
     /// These jobs have other figures now.
     pub jobs: u64,
-    /// These were left as they were: nobody kept what their building used.
+    /// These were left unchanged: what their building used was not stored.
     #[serde(default)]
     pub without_pue: u64,
 }
@@ -296,7 +296,7 @@ pub struct InForce {
     pub events_in_jobs: Vec<Held<Vec<String>>>,
     /// What of a change cannot be done.
     pub note: Option<String>,
-    /// For the owner of the daemon and root, and for everybody who may read the file.
+    /// For the owner of the daemon and root, and for all users who may read the file.
     #[serde(default)]
     pub file: Option<ConfigFile>,
     /// Sections and keys of that file that a new daemon will follow.
@@ -476,7 +476,7 @@ pub struct NodeStatus {
 }
 
 impl NodeStatus {
-    /// What somebody should look at, one line each.
+    /// What needs attention, one line each.
     pub fn problems(&self, now_ns: i64) -> Vec<String> {
         let failing = self.health.failing_sources.iter().map(|failing| failing.text(now_ns));
         self.problem.iter().cloned().chain(failing).collect()
@@ -502,7 +502,7 @@ pub struct SchedulerStatus {
     /// A query is in progress.
     #[serde(default)]
     pub asking: bool,
-    /// It is the page at this address, on which the manager counts its queue; `told` are partitions then.
+    /// It is the page at this address, on which the manager counts its queue; `reported` counts partitions then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<String>,
     /// Lines of it that could not be read.
@@ -595,7 +595,7 @@ pub struct SourceStatus {
     /// What was wrong with its last reading; absent where nothing was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<FailingSource>,
-    /// A reading of it did not come to an end, and nobody reads it any more.
+    /// A reading of it did not return, and it is no longer read.
     #[serde(default)]
     pub left_out: bool,
 }
@@ -605,7 +605,7 @@ impl SourceStatus {
         Unparsed { count: self.unparsed, first: self.first_unparsed.clone() }
     }
 
-    /// Of one that nobody has read yet.
+    /// Of one that has not been read yet.
     pub fn unread(name: &str) -> SourceStatus {
         SourceStatus { name: name.to_owned(), ..SourceStatus::default() }
     }

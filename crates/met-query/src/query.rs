@@ -73,11 +73,11 @@ pub trait Query: Send + Sync {
     fn reactions(&self, _: &Viewer) -> Result<Vec<Reaction>> {
         Ok(Vec::new())
     }
-    /// How many jobs wait, as schedulers count them; only for those who see the jobs of everybody.
+    /// How many jobs wait, as schedulers count them; only for viewers who see all jobs.
     fn queues(&self, _: &Viewer) -> Result<Vec<Queue>> {
         Ok(Vec::new())
     }
-    /// The machines. Everybody may see them; their number of jobs is that of jobs which the viewer sees.
+    /// The machines. All users may see them; their number of jobs is that of jobs which the viewer sees.
     fn nodes(&self, viewer: &Viewer) -> Result<Vec<NodeStatus>>;
     /// The parts of this machine with samples from a time on; `None` from a server, which is no node.
     fn node_parts(&self, _since_ms: i64) -> Result<Option<Vec<NodePart>>> {

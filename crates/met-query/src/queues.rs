@@ -16,7 +16,7 @@ pub fn put(writer: &mut Writer, queue: &Queue) -> Result<(), StoreError> {
     writer.set_meta(&meta_name(&queue.manager), &text)
 }
 
-/// The last counts of all schedulers. How many jobs a user has in the queue is for those who see the jobs of everybody.
+/// The last counts of all schedulers. How many jobs a user has in the queue is shown only to viewers who see all jobs.
 pub fn seen(viewer: &Viewer, store: &Queries) -> Result<Vec<Queue>, StoreError> {
     let mut queues = Vec::new();
     if viewer.sees_all() {

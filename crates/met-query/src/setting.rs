@@ -9,7 +9,7 @@ use met_host::Host;
 use met_jobs::cgroup_layouts::Layouts;
 use serde::{Deserialize, Serialize};
 
-use crate::client::{Client, Knock, Unreachable};
+use crate::client::{BegunGreeting, Client, Unreachable};
 use crate::protocol::{InForce, Reply, Request};
 use crate::server_client::{self, Asked, ServerClient};
 use crate::unusable::{Reach, Report};
@@ -137,27 +137,27 @@ impl Setting {
         self.reach.system.once(Report::Warn, || Client::connect_for_start(&self.system.socket()))
     }
 
-    /// The same with a question, and without waiting for the answer.
-    pub fn knock_at_system_daemon(&self, question: &Request) -> Result<Knock, Unreachable> {
-        Client::knock_for_start(&self.system.socket(), question)
+    /// The same with a first request, and without waiting for the answer.
+    pub fn greet_system_daemon(&self, first: &Request) -> Result<BegunGreeting, Unreachable> {
+        Client::begin_for_start(&self.system.socket(), first)
     }
 
     /// Its answer.
     pub fn system_daemon_answer(
         &self,
-        knock: Result<Knock, Unreachable>,
+        begun: Result<BegunGreeting, Unreachable>,
     ) -> Result<(Client, Option<Reply>), Unreachable> {
-        self.reach.system.once(Report::Warn, || knock.and_then(Knock::answered))
+        self.reach.system.once(Report::Warn, || begun.and_then(BegunGreeting::answered))
     }
 
     /// Asks the user's own daemon for a job that is about to start.
-    pub fn knock_at_user_daemon(&self, question: &Request) -> Result<Knock, Unreachable> {
-        self.connect_own(|socket| Client::knock_for_start(socket, question))
+    pub fn greet_user_daemon(&self, first: &Request) -> Result<BegunGreeting, Unreachable> {
+        self.connect_own(|socket| Client::begin_for_start(socket, first))
     }
 
     /// Its answer.
-    pub fn user_daemon_answer(&self, knock: Result<Knock, Unreachable>) -> Option<Reply> {
-        self.reach.user.once(Report::Warn, || knock.and_then(Knock::answered)).ok()?.1
+    pub fn user_daemon_answer(&self, begun: Result<BegunGreeting, Unreachable>) -> Option<Reply> {
+        self.reach.user.once(Report::Warn, || begun.and_then(BegunGreeting::answered)).ok()?.1
     }
 
     /// A socket in another user's directory is not trustworthy.

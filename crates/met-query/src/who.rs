@@ -109,7 +109,7 @@ struct Looked {
 }
 
 impl Look {
-    /// Of others a viewer sees nothing who does not see all jobs.
+    /// A viewer who may not see all jobs sees only their own processes.
     pub fn in_use(&self, host: &Host, viewer: &Viewer, jobs: &[Record]) -> InUse {
         let labels = labels(host, jobs);
         let mut found: Vec<ProcessUse> = Vec::new();
@@ -158,7 +158,7 @@ fn command_of(host: &Host, id: Id, uid: Option<u32>) -> Vec<String> {
     if is_same { shortened(command) } else { Vec::new() }
 }
 
-/// As much of a command as anybody reads; arguments may have megabytes.
+/// The beginning of a command: its arguments may have megabytes.
 fn shortened(mut command: Vec<String>) -> Vec<String> {
     let mut room = COMMAND_BYTES_MAX;
     for word in &mut command {

@@ -49,6 +49,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
         &TABLE,
         &[READ, WRITTEN],
     )],
+    options: &[],
     open,
 };
 

@@ -8,6 +8,7 @@ use met_core::{
     job_table,
 };
 use met_host::cgroup::{CgroupDirs, Hierarchies, Kind};
+use met_host::cgroup_files::{V1, V2};
 use met_host::{Budget, CgroupTarget, Dir, Host, KeptFile, Look, Share, Targets, clock, parse};
 
 use crate::node::pressure_ns;
@@ -57,12 +58,13 @@ pub static TABLE: Table = Table {
     columns: COLUMNS,
 };
 
-pub(crate) static SPEC: SourceSpec = SourceSpec {
+pub static SPEC: SourceSpec = SourceSpec {
     name: "cgroup",
     help: "CPU time, memory and pressure of a job's cgroup",
     pace: Pace::Tick,
     tables: &[&TABLE],
     charts: &[],
+    options: &[],
     open,
 };
 
@@ -188,7 +190,8 @@ struct Charged {
 impl Charged {
     fn open(dirs: &CgroupDirs, budget: &Arc<Budget>) -> Option<Charged> {
         type Place = (fn(&CgroupDirs) -> Option<&Dir>, &'static [u8]);
-        let places: [Place; 2] = [(unified, b"memory.current"), (memory, b"memory.usage_in_bytes")];
+        let places: [Place; 2] =
+            [(unified, V2.memory_current.as_bytes()), (memory, V1.memory_current.as_bytes())];
         places.into_iter().find_map(|(dir, name)| {
             let kept = dir(dirs)?.open_kept(name, budget, Share::First).ok()?;
             Some(Charged { kept, dir, name })
@@ -247,32 +250,32 @@ fn hugetlb(dirs: &CgroupDirs) -> Option<&Dir> {
     dirs.hugetlb.as_ref()
 }
 
-/// Of files that tell the same, the first that exists is read. This is where v1, v2 and hybrid
+/// Of files with the same content, the first that exists is read. This is where v1, v2 and hybrid
 /// layouts differ, and it is decided once for each cgroup.
 static ALTERNATIVES: &[&[&[Format]]] = &[
     &[
-        &[Format { dir: unified, name: "cpu.stat", pace: FilePace::Quick, fill: fill_cpu_v2 }],
+        &[Format { dir: unified, name: V2.cpu_usage, pace: FilePace::Quick, fill: fill_cpu_v2 }],
         // In this order: the split of the second file is applied to the sum of the first. It changes little
         // from tick to tick.
         &[
-            Format { dir: cpuacct, name: "cpuacct.usage", pace: FilePace::Quick, fill: fill_cpu_v1 },
+            Format { dir: cpuacct, name: V1.cpu_usage, pace: FilePace::Quick, fill: fill_cpu_v1 },
             Format { dir: cpuacct, name: "cpuacct.stat", pace: FilePace::Slow, fill: split_cpu_v1 },
         ],
     ],
     &[
-        &[Format { dir: unified, name: "memory.stat", pace: FilePace::Memory, fill: fill_memory_v2 }],
-        &[Format { dir: memory, name: "memory.stat", pace: FilePace::Memory, fill: fill_memory_v1 }],
+        &[Format { dir: unified, name: V2.memory_stat, pace: FilePace::Memory, fill: fill_memory_v2 }],
+        &[Format { dir: memory, name: V1.memory_stat, pace: FilePace::Memory, fill: fill_memory_v1 }],
     ],
     &[
-        &[Format { dir: unified, name: "memory.peak", pace: FilePace::Slowly, fill: fill_peak }],
-        &[Format { dir: memory, name: "memory.max_usage_in_bytes", pace: FilePace::Slowly, fill: fill_peak }],
+        &[Format { dir: unified, name: V2.memory_peak, pace: FilePace::Slowly, fill: fill_peak }],
+        &[Format { dir: memory, name: V1.memory_peak, pace: FilePace::Slowly, fill: fill_peak }],
     ],
     &[
-        &[Format { dir: unified, name: "memory.events", pace: FilePace::Slow, fill: fill_oom }],
-        &[Format { dir: memory, name: "memory.oom_control", pace: FilePace::Slow, fill: fill_oom }],
+        &[Format { dir: unified, name: V2.memory_kills, pace: FilePace::Slow, fill: fill_oom }],
+        &[Format { dir: memory, name: V1.memory_kills, pace: FilePace::Slow, fill: fill_oom }],
     ],
     // Where both controllers share a hierarchy, as they mostly do.
-    &[&[Format { dir: cpuacct, name: "cpu.stat", pace: FilePace::Slow, fill: fill_throttled_v1 }]],
+    &[&[Format { dir: cpuacct, name: V1.cpu_stat, pace: FilePace::Slow, fill: fill_throttled_v1 }]],
     &[
         &[Format { dir: unified, name: "hugetlb.2MB.current", pace: FilePace::Slow, fill: add_hugetlb }],
         &[Format {
@@ -460,7 +463,7 @@ fn split_cpu_v1(text: &[u8], Pass { ns_per_tick, .. }: Pass, cells: &mut [i64]) 
         return user_ns >= 0 && system_ns >= 0;
     }
     let (whole, sum) = (i128::from(cells[CPU]), i128::from(user_ns) + i128::from(system_ns));
-    // A group that has not used a tick yet ran in user code as far as anybody can tell.
+    // A group that has not used a tick yet is taken to have run in user code.
     let user = if sum == 0 { whole } else { whole * i128::from(user_ns) / sum };
     cells[CPU_USER] = i64::try_from(user).unwrap_or(MISSING);
     cells[CPU_SYSTEM] = parse::difference(cells[CPU], cells[CPU_USER]);

@@ -41,6 +41,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
         &TABLE,
         &[FREQUENCY_MEAN],
     )],
+    options: &[],
     open,
 };
 

@@ -32,6 +32,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     pace: Pace::Every(Duration::from_secs(1)),
     tables: &[&TABLE],
     charts: &[MachineChart::new("cray-power", ["Power, Cray", "power"], ChartUnit::Watts, &TABLE, &[POWER])],
+    options: &[],
     open,
 };
 

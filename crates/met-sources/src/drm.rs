@@ -8,7 +8,7 @@ mod pcie_bw;
 
 use std::collections::{HashMap, HashSet};
 
-use met_core::gpu::{device, process};
+use met_core::gpu::{device, process, vendor};
 use met_core::rate;
 use met_core::{Batch, MISSING, Subject, Unparsed};
 use met_host::{Dir, Host, Targets, TaskRole, TaskTarget, clock, parse};
@@ -23,6 +23,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     pace: Pace::Tick,
     tables: &[&device::TABLE, &process::TABLE],
     charts: device::CHARTS,
+    options: &[],
     open,
 };
 
@@ -213,8 +214,8 @@ impl Drm {
             (!text.is_empty()).then_some(text)
         };
         let vendor = match text("vendor").as_deref() {
-            Some("0x1002") => "amd",
-            Some("0x8086") => "intel",
+            Some("0x1002") => vendor::AMD,
+            Some("0x8086") => vendor::INTEL,
             _ => return None,
         };
         let uevent = text("uevent").unwrap_or_default();
@@ -222,7 +223,7 @@ impl Drm {
             uevent.lines().find_map(|line| line.strip_prefix("PCI_SLOT_NAME=")).unwrap_or("").to_owned();
         let uuid = text("unique_id").map_or_else(|| format!("PCI-{pci}"), |id| format!("GPU-{id}"));
         let name = text("product_name").unwrap_or_else(|| {
-            let maker = if vendor == "amd" { "AMD" } else { "Intel" };
+            let maker = if vendor == vendor::AMD { "AMD" } else { "Intel" };
             format!("{maker} {}", text("device").unwrap_or_default())
         });
         let numbers = render_device(&device).unwrap_or_else(|| format!("226:{number}"));

@@ -43,6 +43,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
             &[TEMPERATURE],
         ),
     ],
+    options: &[],
     open,
 };
 

@@ -48,6 +48,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
         &TABLE,
         &[RECEIVED, SENT],
     )],
+    options: &[],
     open,
 };
 

@@ -17,7 +17,10 @@ use self::bmc::{Ask, Completion, Device};
 use self::sdr::{Quantity, Sensor};
 use crate::command;
 use crate::meter::{self, Meter};
-use crate::{Opened, Options, Pace, ReadError, Shortfall, Source, SourceSpec, TickInfo, Unavailable, sysfs};
+use crate::{
+    Opened, Options, Pace, ReadError, Shortfall, Source, SourceOption, SourceSpec, TickInfo, Unavailable,
+    sysfs,
+};
 
 columns! { COLUMNS:
     POWER = Column::gauge("power", Unit::Watts, MILLI, "power drawn now").usual(),
@@ -37,7 +40,17 @@ pub static TABLE: Table = Table {
     columns: COLUMNS,
 };
 
-pub(crate) static SPEC: SourceSpec = SourceSpec {
+/// Instead of the kernel's device.
+pub const COMMAND: SourceOption = SourceOption::text(
+    "command",
+    "a program that prints the power of the node, with its arguments, instead of the IPMI device: `ipmi-dcmi --get-system-power-statistics`, `ipmitool dcmi power reading`, a script; run without a shell",
+)
+.checked(|text| match text.trim().is_empty() {
+    true => Err("a program is needed".to_owned()),
+    false => Ok(()),
+});
+
+pub static SPEC: SourceSpec = SourceSpec {
     name: "ipmi",
     help: "power of the node and temperatures, from the management controller (BMC)",
     pace: Pace::Apart(Duration::from_secs(10)),
@@ -53,6 +66,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
             &[TEMPERATURE],
         ),
     ],
+    options: &[COMMAND],
     open,
 };
 
@@ -74,8 +88,9 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn open(host: &Host, options: &Options) -> Opened {
     let labels = vec![vec!["node".to_owned()]];
-    if !options.ipmi_command.is_empty() {
-        return Ok(Box::new(Program { words: options.ipmi_command.clone(), labels }));
+    if let Some(command) = options.value(&SPEC, &COMMAND) {
+        let words = command.split_whitespace().map(str::to_owned).collect();
+        return Ok(Box::new(Program { words, labels }));
     }
     let Some(path) = DEVICES.iter().find(|path| sysfs::exists(host, path)) else {
         return Err(Unavailable::Absent("no IPMI device".to_owned()));

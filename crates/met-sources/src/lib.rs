@@ -22,6 +22,7 @@ pub mod nfs;
 pub mod node;
 pub mod numa;
 mod nvidia;
+mod option;
 pub mod perf;
 pub mod process;
 pub mod rapl;
@@ -44,11 +45,13 @@ use met_core::node_block::{NodeBlock, Sensor};
 use met_core::{Batch, DETAIL, JOB, Table};
 use met_host::Host;
 
+pub use nvidia::SPEC as NVIDIA;
 /// Shown for a driver that does not return from a call.
 pub const NO_ANSWER: &str = nvidia::NO_ANSWER;
 
 pub use heartbeat::{At, Heartbeat};
 pub use met_host::{CgroupTarget, Targets, TaskRole, TaskTarget};
+pub use option::{Choice, SourceOption};
 pub use runner::{Fault, NewError, NodeSource, Runner, Wrong};
 
 /// All sources in order of precedence: of two that feed the same figure of a job, the first is believed.
@@ -75,7 +78,7 @@ pub static SOURCES: &[&SourceSpec] = &[
     &thermal::SPEC,
 ];
 
-/// Of several meters of the whole node, and of several that tell processors from memory, the first is believed: counters
+/// Of several meters of the whole node, and of several that separate processors from memory, the first is believed: counters
 /// of the processors and the blade, then what controllers say, then a sensor.
 pub static METERS: &[&meter::Meter] =
     &[&rapl::METER, &cray::METER, &ipmi::METER, &redfish::METER, &hwmon::METER];
@@ -176,15 +179,17 @@ pub struct SourceSpec {
     pub tables: &'static [&'static Table],
     /// What people see of the machine over time. Where its tables have no entry in [`NODE_BLOCKS`], `met node` shows these.
     pub charts: &'static [MachineChart],
+    /// What a user may set for this source alone.
+    pub options: &'static [SourceOption],
     pub open: fn(&Host, &Options) -> Opened,
 }
 
 /// How often a source is read, and by whom. The periods are defaults, which a user may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// At every tick: it tells what jobs do.
+    /// At every tick: it measures jobs.
     Tick,
-    /// By a tick, so often: it tells what the machine does.
+    /// By a tick, so often: it measures the machine.
     Every(Duration),
     /// As before, by a thread of its own, because a reading may take more than a millisecond. It has no
     /// targets.
@@ -222,9 +227,6 @@ pub struct Options {
     pub choices: HashMap<&'static str, Choice>,
     /// The longest time between two readings, for a caller that reads only for a moment.
     pub period_max: Option<Duration>,
-    /// The program that reads the power of the node, and its arguments.
-    pub ipmi_command: Vec<String>,
-    pub redfish: Option<Redfish>,
     pub driver_calls: DriverCalls,
     /// Sources that are not opened, because a reading of them has hung.
     pub left_out: Vec<&'static str>,
@@ -240,38 +242,6 @@ pub enum DriverCalls {
     Apart,
     /// The reader. Cheaper, for a thread that is replaced if that blocks it.
     Direct,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Choice {
-    pub off: bool,
-    /// Instead of the source's own period.
-    pub period: Option<Duration>,
-}
-
-/// Where the controller of the chassis is asked for its power.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Redfish {
-    pub url: String,
-    /// A file of `user:password` that only its owner may read.
-    pub credentials: PathBuf,
-    /// The certificate that signed the controller's own, in PEM; without it those of the web are believed.
-    pub certificate: Option<PathBuf>,
-    /// Whether it is checked at all: most controllers have one that nobody signed.
-    pub verify: bool,
-    pub chassis: ChassisChoice,
-}
-
-/// Which of a controller's chassis is this machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ChassisChoice {
-    /// The first in the controller's list that has a meter.
-    #[default]
-    First,
-    /// The one of this name.
-    Named(String),
-    /// All of them together.
-    Sum,
 }
 
 pub trait Source: Send {
@@ -291,7 +261,7 @@ pub trait Source: Send {
         &[]
     }
 
-    /// What it cannot tell on this machine, though it works.
+    /// What it cannot measure on this machine, though it works.
     fn shortfall(&self) -> Option<Shortfall> {
         None
     }
@@ -381,7 +351,7 @@ pub struct Unread {
     pub why: String,
 }
 
-/// Why a source tells less than it might, and the command that would change it.
+/// Why a source measures less than it might, and the command that would change it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortfall {
     pub detail: String,
@@ -438,6 +408,7 @@ mod tests {
             "row_parts",
             "heartbeat",
             "meter",
+            "option",
             "sysfs",
         ];
         for name in names {

@@ -43,6 +43,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
         &TABLE,
         &[READ, WRITTEN],
     )],
+    options: &[],
     open,
 };
 

@@ -14,7 +14,7 @@ pub struct Meter {
     pub scope: fn(u32, &[String]) -> Option<Scope>,
     /// Its figures come late, and are means over seconds.
     pub is_slow: bool,
-    /// It counts energy in steps so large that its power tells more.
+    /// It counts energy in steps so large that its power is more accurate.
     pub is_coarse: bool,
 }
 

@@ -66,6 +66,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
         &[device::RECEIVED, device::SENT],
     )
     .main()],
+    options: &[],
     open,
 };
 

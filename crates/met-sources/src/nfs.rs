@@ -34,6 +34,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     pace: Pace::Apart(Duration::from_secs(5)),
     tables: &[&TABLE],
     charts: &[MachineChart::new("nfs", ["NFS"; 2], ChartUnit::BytesPerSecond, &TABLE, &[RECEIVED, SENT])],
+    options: &[],
     open,
 };
 

@@ -134,6 +134,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
             &[PRESSURE_IO],
         ),
     ],
+    options: &[],
     open,
 };
 

@@ -32,6 +32,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     pace: Pace::Every(Duration::from_secs(5)),
     tables: &[&TABLE],
     charts: &[],
+    options: &[],
     open,
 };
 

@@ -22,7 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
 
-use met_core::gpu::{device, process};
+use met_core::gpu::{device, process, vendor};
 use met_core::{Batch, MISSING, Subject};
 use met_host::{Host, Targets, clock};
 use nvml_wrapper::error::NvmlError;
@@ -40,12 +40,13 @@ use crate::{
     Unread, sysfs,
 };
 
-pub(crate) static SPEC: SourceSpec = SourceSpec {
+pub static SPEC: SourceSpec = SourceSpec {
     name: "nvidia",
     help: "NVIDIA GPUs: use, memory, power and energy, also per process",
     pace: Pace::Tick,
     tables: &[&device::TABLE, &process::TABLE],
     charts: device::CHARTS,
+    options: &[],
     open,
 };
 
@@ -234,7 +235,7 @@ impl Source for Nvidia {
         let lost = shown.lost.iter().map(|(index, why)| {
             let mut labels = vec![String::new(); device::TABLE.labels.len()];
             labels[device::label::INDEX] = index.to_string();
-            labels[device::label::VENDOR] = "nvidia".to_owned();
+            labels[device::label::VENDOR] = vendor::NVIDIA.to_owned();
             Unread { labels, why: why.clone() }
         });
         let now_ns = clock::boottime_ns();

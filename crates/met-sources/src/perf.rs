@@ -1,7 +1,7 @@
 //! Perf events of jobs: counters of the kernel and the processor on a job's cgroup. Only where asked for.
 //!
 //! A job with a supervisor is counted by that, from its first instruction on. This source counts the jobs
-//! that somebody else started, by their cgroup in the v2 hierarchy, and what a running job is asked for later.
+//! that other programs started, by their cgroup in the v2 hierarchy, and what a running job is asked for later.
 //! Which events are counted where is said with each target.
 
 mod counter;
@@ -26,12 +26,13 @@ pub use job::{Counters, Passed};
 
 pub use met_core::event::{COUNT, ENABLED, RUNNING, TABLE};
 
-pub(crate) static SPEC: SourceSpec = SourceSpec {
+pub static SPEC: SourceSpec = SourceSpec {
     name: "perf",
     help: "events of the kernel and the processor, as configured in perf.events",
     pace: Pace::Tick,
     tables: &[&TABLE],
     charts: &[],
+    options: &[],
     open,
 };
 

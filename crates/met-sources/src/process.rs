@@ -51,12 +51,13 @@ pub static TABLE: Table = Table {
     columns: COLUMNS,
 };
 
-pub(crate) static SPEC: SourceSpec = SourceSpec {
+pub static SPEC: SourceSpec = SourceSpec {
     name: "process",
     help: "CPU time, memory and I/O of a job's processes",
     pace: Pace::Tick,
     tables: &[&TABLE],
     charts: &[],
+    options: &[],
     open,
 };
 
@@ -160,7 +161,7 @@ impl Processes {
             .open_dir(PidPath::new(pid, "task").as_path())
             .and_then(|folder| folder.list(buffer, |name, _, _| threads.extend(parse::u32(name))));
         let mut wait_ns = None;
-        // So many that the rest would cost more than it tells; what is summed stays a lower bound.
+        // So many that the rest would cost more than it adds; what is summed stays a lower bound.
         for &tid in threads.iter().take(THREADS_READ_MAX) {
             let path = PidPath::of_thread(pid, tid, "schedstat");
             if listed.is_ok() && host.proc_dir().read(path.as_path(), buffer).is_ok() {
@@ -238,7 +239,7 @@ impl Processes {
 }
 
 impl Entry {
-    /// Reads what `statm` does not tell, if that may have changed.
+    /// Reads what `statm` does not show, if that may have changed.
     fn read_status(
         &mut self,
         host: &Host,
@@ -367,7 +368,7 @@ impl SlowFiles {
     }
 }
 
-/// What cannot be read stays missing: the process may have ended meanwhile, or belong to somebody else.
+/// What cannot be read stays missing: the process may have ended meanwhile, or belong to another user.
 fn read(
     kept: &Option<KeptFile>,
     path: PidPath,
@@ -409,7 +410,7 @@ fn fill_own(stat: &Stat<'_>, ns_per_tick: i64, cells: &mut [i64]) {
     cells[CPU] = parse::sum(cells[CPU_USER], cells[CPU_SYSTEM]);
     cells[FAULTS_MINOR] = stat.faults_minor;
     cells[FAULTS_MAJOR] = stat.faults_major;
-    // A zombie uses nothing any more, but what it used is with nobody else until its parent reaps it.
+    // A zombie uses nothing any more, but no other process shows what it used until its parent reaps it.
     let ended = matches!(stat.state, b'Z' | b'X');
     cells[ALIVE] = i64::from(!ended);
     cells[THREADS] = if ended { 0 } else { stat.threads };

@@ -36,7 +36,7 @@ pub static TABLE: Table = Table {
     columns: COLUMNS,
 };
 
-pub(crate) static SPEC: SourceSpec = SourceSpec {
+pub static SPEC: SourceSpec = SourceSpec {
     name: "rapl",
     help: "energy of processors and memory, Intel and AMD",
     pace: Pace::Every(Duration::from_secs(1)),
@@ -44,6 +44,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     charts: &[
         MachineChart::new("rapl", ["Processor power", "power"], ChartUnit::Watts, &TABLE, &[ENERGY]).main()
     ],
+    options: &[],
     open,
 };
 
@@ -107,7 +108,7 @@ impl Zone {
 }
 
 /// Makes a counter that begins again at `range_uj` into one that grows. The step from the last value to 0 is
-/// one count of the register, at most 61 µJ, which the range does not tell and which is lost at each wrap.
+/// one count of the register, at most 61 µJ, which the range does not include and which is lost at each wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Wrap {
     range_uj: i64,
@@ -363,7 +364,7 @@ fn open_event(kind: u32, config: u64, cpu: u32) -> Option<OwnedFd> {
     let flags = perf::bindings::PERF_FLAG_FD_CLOEXEC.into();
     // SAFETY: the attributes are a valid structure that outlives the call.
     let fd = unsafe { perf::perf_event_open(&mut attributes, -1, i32::try_from(cpu).ok()?, -1, flags) };
-    // SAFETY: a descriptor that was just opened and belongs to nobody else.
+    // SAFETY: a descriptor that was just opened and has no other owner.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -18,8 +18,7 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use crate::meter::{self, Meter};
 use crate::row_parts::Parts;
 use crate::{
-    ChassisChoice, Opened, Options, Pace, ReadError, Redfish, Shortfall, Source, SourceSpec, TickInfo,
-    Unavailable,
+    Opened, Options, Pace, ReadError, Shortfall, Source, SourceOption, SourceSpec, TickInfo, Unavailable,
 };
 
 columns! { COLUMNS:
@@ -39,6 +38,24 @@ pub static TABLE: Table = Table {
     columns: COLUMNS,
 };
 
+const URL: SourceOption =
+    SourceOption::text("url", "the controller of the chassis, as in `https://bmc.example.org`")
+        .needs("credentials");
+const CREDENTIALS: SourceOption =
+    SourceOption::path("credentials", "a file of one line, `user:password`, that only its owner may read");
+const CERTIFICATE: SourceOption =
+    SourceOption::path("certificate", "CA certificate (PEM) for the controller");
+const CHASSIS: SourceOption = SourceOption::text(
+    "chassis",
+    "the chassis that is this machine, by its name in the controller's list; `all`: all of them together. Without it, the first one with a meter; `met doctor` shows which",
+)
+.checked(|text| match text.is_empty() {
+    true => Err("the name of a chassis, or all".to_owned()),
+    false => Ok(()),
+});
+const VERIFY: SourceOption =
+    SourceOption::yes_or_no("verify", "yes", "`no`: accept any certificate; the password can be intercepted");
+
 pub(crate) static SPEC: SourceSpec = SourceSpec {
     name: "redfish",
     help: "power of the chassis, from its controller over HTTPS",
@@ -51,6 +68,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
         &TABLE,
         &[POWER],
     )],
+    options: &[URL, CREDENTIALS, CERTIFICATE, CHASSIS, VERIFY],
     open,
 };
 
@@ -69,6 +87,45 @@ const BODY_MAX_BYTES: u64 = 1 << 20;
 const CHASSIS_MAX: usize = 32;
 const METERS_MAX: usize = 32;
 const NEED: &str = "a file that only its owner can read: chmod 600";
+
+/// What a user configured.
+struct Redfish<'a> {
+    url: &'a str,
+    /// A file of `user:password` that only its owner may read.
+    credentials: &'a Path,
+    /// The certificate that signed the controller's own, in PEM; without it, those of the web are trusted.
+    certificate: Option<&'a Path>,
+    /// Whether it is checked: most controllers sign theirs themselves.
+    verify: bool,
+    chassis: ChassisChoice,
+}
+
+impl<'a> Redfish<'a> {
+    fn configured(options: &'a Options) -> Option<Redfish<'a>> {
+        Some(Redfish {
+            url: options.value(&SPEC, &URL)?,
+            credentials: Path::new(options.value(&SPEC, &CREDENTIALS)?),
+            certificate: options.value(&SPEC, &CERTIFICATE).map(Path::new),
+            verify: options.value(&SPEC, &VERIFY) == Some("yes"),
+            chassis: match options.value(&SPEC, &CHASSIS) {
+                None => ChassisChoice::First,
+                Some("all") => ChassisChoice::Sum,
+                Some(name) => ChassisChoice::Named(name.to_owned()),
+            },
+        })
+    }
+}
+
+/// Which of a controller's chassis is this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum ChassisChoice {
+    /// The first in the controller's list that has a meter.
+    First,
+    /// The one of this name.
+    Named(String),
+    /// All of them together.
+    Sum,
+}
 
 struct Chassis {
     agent: ureq::Agent,
@@ -104,7 +161,7 @@ fn name_of(path: &str) -> &str {
 }
 
 fn open(host: &Host, options: &Options) -> Opened {
-    let Some(redfish) = &options.redfish else {
+    let Some(redfish) = Redfish::configured(options) else {
         return Err(Unavailable::Unset {
             what: "no controller configured (sources.redfish.url)",
             enable: "sources: {redfish: {url: https://BMC}}    (in met.yaml)",
@@ -116,13 +173,13 @@ fn open(host: &Host, options: &Options) -> Opened {
             "{url} is not https: the password would be sent unencrypted"
         )));
     }
-    let authorization = authorization(host, &redfish.credentials)?;
-    let agent = agent(host, redfish)?;
+    let authorization = authorization(host, redfish.credentials)?;
+    let agent = agent(host, &redfish)?;
     Ok(Box::new(Chassis {
         agent,
         url,
         authorization,
-        choice: redfish.chassis.clone(),
+        choice: redfish.chassis,
         paths: Vec::new(),
         machine: None,
         looks: 0,
@@ -160,7 +217,7 @@ fn authorization(host: &Host, path: &Path) -> Result<String, Unavailable> {
 
 fn agent(host: &Host, redfish: &Redfish) -> Result<ureq::Agent, Unavailable> {
     let mut tls = TlsConfig::builder().disable_verification(!redfish.verify);
-    if let Some(path) = &redfish.certificate {
+    if let Some(path) = redfish.certificate {
         let refuse = |why: &dyn std::fmt::Display| Unavailable::Absent(format!("{}: {why}", path.display()));
         let mut pem = Vec::new();
         host.read_small(path, &mut pem).map_err(|error| refuse(&error))?;

@@ -360,7 +360,7 @@ impl Runner {
         &self.unavailable
     }
 
-    /// The sources that work and tell less than they might.
+    /// The sources that work and measure less than they might.
     pub fn shortfalls(&self) -> impl Iterator<Item = (&'static str, Shortfall)> {
         let shortfall = |running: &Running| Some((running.spec.name, running.source.as_ref()?.shortfall()?));
         self.sources.iter().filter_map(shortfall)
@@ -419,7 +419,7 @@ impl Running {
         host: &Host,
         options: &Options,
     ) -> Result<Running, Unavailable> {
-        let choice = options.choices.get(spec.name).copied().unwrap_or_default();
+        let choice = options.choices.get(spec.name).cloned().unwrap_or_default();
         if choice.off {
             return Err(Unavailable::Absent(format!("switched off by sources.{}", spec.name)));
         }
@@ -538,6 +538,7 @@ mod tests {
         pace: Pace::Tick,
         tables: &[&TABLE],
         charts: &[],
+        options: &[],
         open: open_failing,
     };
     static ABSENT: SourceSpec = SourceSpec {
@@ -546,6 +547,7 @@ mod tests {
         pace: Pace::Tick,
         tables: &[&TABLE],
         charts: &[],
+        options: &[],
         open: open_absent,
     };
 
@@ -630,7 +632,7 @@ mod tests {
             |runner: &Runner| runner.batches().iter().map(|batch| batch.table.name).collect::<Vec<_>>();
         let (before, tables_before) = (open(&runner), tables(&runner));
         assert!(before.contains(&"node"));
-        let off = Choice { off: true, ..Choice::default() };
+        let off = Choice::OFF;
         let choices = HashMap::from([("node", off)]);
         runner.reopen("node", &host, &Options { node: true, choices, ..Options::default() });
         assert!(!runner.is_open("node"));
@@ -651,7 +653,7 @@ mod tests {
         let gpus = &met_core::gpu::device::TABLE;
         let opened = |options: &Options| Runner::open(&host, options);
         assert!(opened(&Options::default()).lacks(gpus));
-        let off = HashMap::from([("nvidia", Choice { off: true, ..Choice::default() })]);
+        let off = HashMap::from([("nvidia", Choice::OFF)]);
         assert!(!opened(&Options { choices: off, ..Options::default() }).lacks(gpus), "nobody looked");
         assert!(!opened(&Options { only: Some(&["drm"]), ..Options::default() }).lacks(gpus));
         assert!(!opened(&Options { left_out: vec!["nvidia"], ..Options::default() }).lacks(gpus));
@@ -701,6 +703,7 @@ mod tests {
         pace: Pace::Every(Duration::from_secs(1000 * 3600)),
         tables: &[&TABLE],
         charts: &[],
+        options: &[],
         open: open_counting,
     };
     static APART: SourceSpec = SourceSpec {
@@ -709,6 +712,7 @@ mod tests {
         pace: Pace::Apart(Duration::from_secs(1000 * 3600)),
         tables: &[&TABLE],
         charts: &[],
+        options: &[],
         open: open_counting,
     };
 
@@ -799,7 +803,7 @@ mod tests {
     #[test]
     fn what_is_switched_off_or_not_asked_for_is_not_opened() {
         let host = Host::real().unwrap();
-        let off = HashMap::from([("rare", Choice { off: true, period: None })]);
+        let off = HashMap::from([("rare", Choice::OFF)]);
         let options = Options { node: true, choices: off, ..Options::default() };
         let runner = Runner::open_those(&[&RARE], &host, &options);
         assert_eq!(runner.unavailable()[0].1.to_string(), "switched off by sources.rare");

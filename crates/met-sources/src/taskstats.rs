@@ -1,6 +1,6 @@
 //! Taskstats: what the scheduler and the delay accounting know of a process with all its threads.
 //!
-//! Asked by process (TGID), the kernel tells CPU time, waits and context switches, and leaves memory and
+//! Asked by process (TGID), the kernel reports CPU time, waits and context switches, and leaves memory and
 //! I/O at zero. The records of threads that end are complete; [`exits`] listens to them.
 
 pub mod exits;
@@ -57,6 +57,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
     pace: Pace::Tick,
     tables: &[&TABLE],
     charts: &[],
+    options: &[],
     open,
 };
 
@@ -364,7 +365,7 @@ mod tests {
         drop(child.stdin.take());
         child.wait().unwrap();
         let Some(cells) = cells else { return };
-        // The kernel tells microseconds, of user and system time apart.
+        // The kernel reports microseconds, of user and system time apart.
         assert!(cells[CPU].abs_diff(spent_ns) < 10_000_000, "{spent_ns} {cells:?}");
         assert_eq!(cells[SWITCHES_VOLUNTARY], switches);
         let mut buffer = Vec::new();

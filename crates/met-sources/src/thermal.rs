@@ -33,6 +33,7 @@ pub(crate) static SPEC: SourceSpec = SourceSpec {
         &TABLE,
         &[TEMPERATURE],
     )],
+    options: &[],
     open,
 };
 

@@ -1,4 +1,4 @@
-//! Packed records of jobs that are over, for those who look at many: one row of some hundred bytes each, instead of a
+//! Packed records of finished jobs, for queries of many: one row of some hundred bytes each, instead of a
 //! record of kilobytes and some thirty rows of figures. They are written with the job, and read as what they were
 //! computed from would be; where one is missing, damaged or of another format, that is read instead.
 

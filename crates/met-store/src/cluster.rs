@@ -131,7 +131,7 @@ const SPOOLS_MAX: i64 = 1000;
 pub struct Log {
     path: PathBuf,
     connection: Connection,
-    /// The file that is read; of one that is written nobody asks.
+    /// The file that is read; `None` where it is written.
     file: Option<FileId>,
     /// It shows the file as it was when this was opened.
     is_frozen: bool,

@@ -25,7 +25,7 @@ use met_wire::block::Unpacker;
 /// Jobs run over midnight, and the day before may still get samples.
 const OPEN_DAYS_MAX: usize = 2;
 const FEW_DAYS: i64 = 12;
-/// Of the files of samples, for a report that somebody waits for: about a second.
+/// Of the files of samples, for a report that a user waits for: about a second.
 const BYTES_LOOKED_THROUGH: u64 = 512 << 20;
 
 pub(crate) struct DayFiles {
@@ -210,7 +210,7 @@ impl DayFiles {
         day: i64,
         ask: impl FnOnce(&Connection) -> rusqlite::Result<()>,
     ) -> Result<(), StoreError> {
-        // While nobody may write, a file that is open is the one that is there.
+        // Without a writer, an open file is never replaced.
         if self.sharing == Sharing::Alone
             && let Some(connection) = self.read_days.borrow_mut().opened(day)
         {

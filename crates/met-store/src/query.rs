@@ -37,7 +37,7 @@ use crate::store::{LOCK_FILE, is_check_due};
 
 pub(crate) const CATALOGUE_FILE: &str = "store.db";
 
-/// Whether somebody has kept jobs in this directory; false also where the caller may not look.
+/// Whether this directory has a catalogue; false also where the caller may not look.
 pub fn has_catalogue(state: &Path) -> bool {
     state.join(CATALOGUE_FILE).exists()
 }
@@ -72,7 +72,7 @@ pub struct Reader {
     file: Option<FileId>,
     /// It shows the file as it was when this was opened.
     is_frozen: bool,
-    /// While nobody writes: keeps it so.
+    /// Without a writer: keeps others from becoming one.
     _guard: Option<File>,
 }
 
@@ -107,7 +107,7 @@ impl Reader {
         }
     }
 
-    /// For a command that only reads: where nobody writes, nothing at all is written, and no writer begins before this is
+    /// For a command that only reads: without a writer, nothing at all is written, and no writer begins before this is
     /// dropped. Looks through all of it where there is a reason to: a damaged index hides jobs.
     pub fn open_checked(state: &Path) -> Result<Reader, StoreError> {
         let mut reader = Reader::open_guarded(state)?;
@@ -333,7 +333,7 @@ impl Queries {
     }
 
     /// The same, of those that the uid and the member of a filter own. The records of others are not read: the time that
-    /// it takes would tell that there are some.
+    /// it takes would reveal that there are some.
     pub fn find_of(
         &self,
         manager: Option<&str>,

@@ -56,7 +56,7 @@ impl ReadDays {
         Ok(self.days.back().map(|open| &open.connection))
     }
 
-    /// The connection to the file of a day that is open, however it is now; for who knows that nobody writes.
+    /// The connection to the file of a day that is open, however it is now; for callers who know that there is no writer.
     pub fn opened(&mut self, day: i64) -> Option<&Connection> {
         // Who looks at many jobs asks for the same few days.
         let at = self.days.iter().rposition(|open| open.day == day)?;

@@ -61,7 +61,7 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Tells every row of every page that is in use, whatever table it is of.
+    /// Calls back with every row of every page in use, of any table.
     pub fn rows(&self, each: &mut dyn FnMut(Kind, Vec<Cell>)) {
         for number in (1..=self.count).filter(|number| !self.free.contains(number)) {
             if let Some(page) = self.page(number) {

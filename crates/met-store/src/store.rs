@@ -46,7 +46,7 @@ const CHECK_EVERY: Duration = Duration::from_secs(86_400);
 const CHECKED: &str = ".checked";
 /// How long packed records are compared in one go: all of a small store, a part of a large one.
 const COMPARE_FOR: Duration = Duration::from_millis(500);
-/// The same where somebody waits for the store.
+/// The same where a user waits for the store.
 const COMPARE_AT_START_FOR: Duration = Duration::from_millis(20);
 /// Jobs that a warning names.
 const NAMES_LOGGED: usize = 10;
@@ -54,7 +54,7 @@ const NAMES_LOGGED: usize = 10;
 /// Writes a store. There is one at a time for each state directory.
 pub struct Writer {
     pub(crate) queries: Queries,
-    /// A damaged database that was renamed; take it and tell somebody.
+    /// A damaged database that was renamed; take it and report it.
     pub moved_aside: Option<PathBuf>,
     /// What became of a damaged catalogue; likewise.
     pub salvaged: Option<Salvage>,

@@ -11,7 +11,7 @@ struct Sum(u64);
 
 const PRIME: u64 = 0x0000_0100_0000_01b3;
 
-/// By so many of its factors a sum grows with as many zeros.
+/// Powers of the prime: a run of zeros multiplies a sum by one of them.
 const POWERS: [u64; 9] = {
     let mut powers = [1u64; 9];
     let mut at = 1;

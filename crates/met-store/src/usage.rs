@@ -1,9 +1,9 @@
 //! Use over time: sums that the writer keeps current from the changes of jobs, and answers from them. What each job added
 //! is kept, so that a job that is written again is taken back first: the order and the number of writes do not matter.
 
-mod answering;
+mod queries;
 
-pub use answering::{Sees, joined, usage as answer};
+pub use queries::{Sees, joined, usage as answer};
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;

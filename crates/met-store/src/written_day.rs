@@ -69,7 +69,7 @@ impl Drop for WrittenDay {
             if is_there {
                 return Ok(());
             }
-            // Whoever moved the file has all of it then.
+            // The process that moved the file has all of it then.
             finish_log(&self.connection);
             self.remove_logs()
         });

@@ -352,7 +352,7 @@ fn checked(path: Vec<(String, String)>) -> Result<Vec<(String, String)>, Problem
 
 async fn answer(api: Arc<Api>, endpoint: &'static Endpoint, request: Request) -> Result<Response, Problem> {
     let admitted = api.admission.admit(&request.peer, &request.headers)?;
-    request.peer.standing.prove();
+    request.peer.connection.mark_authenticated();
     let given = Given::parse(&request.uri, endpoint.parameters)?;
     let path = checked(request.path)?;
     let csv = rendering::wants_csv(endpoint, &given, &request.headers);

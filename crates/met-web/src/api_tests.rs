@@ -4,7 +4,7 @@ use axum::body::{Body, to_bytes};
 use axum::http;
 use met_core::JOB;
 use met_core::annotation::{Annotation, AnnotationChange};
-use met_core::job::State;
+use met_core::job::{GpuUse, State};
 use met_core::listing::Cursor;
 use met_sinks::event::{Event, Kind};
 use met_sinks::live::Hub;
@@ -71,8 +71,8 @@ impl Query for Jobs {
         Ok(series)
     }
 
-    fn gpu_series(&self, viewer: &Viewer, key: &JobKey, _: &str, after_ms: i64) -> anyhow::Result<Series> {
-        self.series(viewer, key, after_ms)
+    fn gpu_series(&self, _: &Viewer, _: &JobKey, _: &str, _: i64) -> anyhow::Result<Series> {
+        Ok(Series::new(&met_core::gpu::device::TABLE))
     }
 
     fn node_parts(&self, _: i64) -> anyhow::Result<Option<Vec<NodePart>>> {
@@ -234,6 +234,31 @@ fn series_have_times_and_the_columns_that_were_read() {
     assert_eq!((&series["table"], &series["next"]), (&Value::from("job"), &Value::Null));
     let after = "/api/v1/jobs/2/series?after=1970-01-01T00:00:02Z";
     assert_eq!(get_from(&Jobs::new(), Some("ada"), after).1["times"], serde_json::json!([]));
+}
+
+#[test]
+fn a_gpu_is_selected_by_gpu_and_by_the_earlier_name_of_the_parameter() {
+    let mut record = met_core::sample::full(2, "train");
+    record.user = Some("ada".to_owned());
+    record.gpus = vec![GpuUse { uuid: "GPU-1".to_owned(), ..GpuUse::default() }];
+    let jobs = Arc::new(Jobs {
+        jobs: vec![record],
+        asked: AtomicUsize::new(0),
+        listed: AtomicUsize::new(0),
+        written: AtomicUsize::new(0),
+    });
+    let get = |search: &str| get_from(&jobs, Some("ada"), &format!("/api/v1/jobs/2/series?{search}"));
+    let (status, answer) = get("gpu=GPU-1");
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!((&answer["table"], &answer["part"]), (&Value::from("gpu"), &Value::from("GPU-1")));
+    assert_eq!(get("card=GPU-1"), (status, answer));
+    for search in ["gpu=GPU-2", "card=GPU-2", "gpu=GPU-1&card=GPU-1"] {
+        let (status, answer) = get(search);
+        assert_eq!((status, &answer["field"]), (StatusCode::BAD_REQUEST, &Value::from("gpu")), "{search}");
+    }
+    let (_, unknown) = get("uuid=GPU-1");
+    let known = unknown["error"].as_str().unwrap();
+    assert!(known.contains("known: gpu, event,") && !known.contains("card"), "{known}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Who looks through many jobs keeps nobody else from doing so.
+//! A client that searches many jobs does not block the others.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, mpsc};

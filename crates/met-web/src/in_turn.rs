@@ -1,4 +1,4 @@
-//! Long work is done one at a time, and clients take turns: who asks again and again keeps nobody else away.
+//! Long work is done one at a time, and clients take turns: one with many requests does not block the others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -3,11 +3,10 @@
 //! Nothing else of this program is asynchronous: the caller that starts a `Server` hands it a router and goes on.
 
 mod acceptor;
-mod attempts;
 mod connection_limits;
 mod headers;
 mod idle_timeout;
-mod lobby;
+mod open_connections;
 mod passwords;
 mod peer;
 mod unix_socket;
@@ -26,7 +25,7 @@ use met_host::Address;
 use tokio::sync::oneshot;
 
 use acceptor::Acceptor;
-pub use lobby::Standing;
+pub use open_connections::ConnectionState;
 pub use passwords::{PasswordFile, Refused, Verdict};
 pub use peer::{Certificate, Peer};
 use unix_socket::Socket;
@@ -201,7 +200,7 @@ fn listen(options: &Options) -> Result<Vec<TcpListener>, Error> {
     Ok(listeners)
 }
 
-/// Says who has the address, where somebody has.
+/// Adds the process that has the address, if there is one.
 fn with_holder(error: io::Error, port: Option<u16>) -> io::Error {
     let Some(port) = port.filter(|_| error.kind() == io::ErrorKind::AddrInUse) else { return error };
     let holder = match met_host::listener_of(port) {

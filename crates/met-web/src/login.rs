@@ -4,6 +4,7 @@
 //! with a token, a password or an OpenID provider. What the name may see is for the [`Directory`] to say, each time:
 //! a revoked token or a changed password ends its sessions. Which jobs a viewer sees: `met_query::viewer`.
 
+pub(crate) mod attempts;
 pub mod audit;
 mod cookies;
 pub mod cross_site;
@@ -56,7 +57,7 @@ pub const OWN_CHECKS: &[&str] = &[
     "/logout",
 ];
 
-/// Somebody who proved a name.
+/// An authenticated user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Person {
     pub name: String,
@@ -103,7 +104,7 @@ pub trait Directory: Send + Sync {
     fn needed(&self) -> &'static str;
 }
 
-/// Names as clusters have them. Others could look like somebody else's.
+/// Names as clusters have them. Other letters could imitate another user's name.
 pub fn is_person_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
 }

@@ -17,7 +17,7 @@ use super::*;
 #[derive(Default)]
 struct People {
     revoked: Mutex<Vec<String>>,
-    /// Threads that looked somebody up.
+    /// Threads that looked up a user.
     looked_up: Arc<Mutex<Vec<ThreadId>>>,
 }
 

@@ -18,8 +18,8 @@ pub(crate) struct Looks {
 }
 
 impl Looks {
-    /// A look that is no older than a second. Who asks while one is taken waits for it; nobody who waits takes up one of
-    /// the threads that make answers. `None` if these are busy for too long.
+    /// A look that is no older than a second. A request that comes while one is taken waits for it, without occupying one
+    /// of the threads that make answers. `None` if these are busy for too long.
     pub async fn fresh(&self, host: &Host, answers: &Answers) -> Option<Arc<Look>> {
         let mut last = self.last.lock().await;
         if let Some((_, look)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH_FOR) {

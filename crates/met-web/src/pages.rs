@@ -156,7 +156,7 @@ async fn answer(
         Ok(admitted) => admitted,
         Err(problem) => return refused(&site, problem),
     };
-    peer.standing.prove();
+    peer.connection.mark_authenticated();
     (site.who, site.csrf) = (who, csrf);
     let search = match Search::<Vec<(String, String)>>::try_from_uri(&uri) {
         Ok(Search(search)) => search,

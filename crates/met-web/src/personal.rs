@@ -77,7 +77,7 @@ impl Personal {
         Some(ticket)
     }
 
-    /// How long nobody has asked for anything.
+    /// Time since the last request.
     pub fn idle(&self) -> Duration {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }

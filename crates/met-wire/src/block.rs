@@ -29,7 +29,7 @@ const COLUMNS_MAX: u64 = 2048;
 const SPREAD_SIGN: char = ':';
 const VERSION: u8 = 1;
 
-/// Adds the samples `range` of `course`, at most [`BLOCK_SAMPLES_MAX`], as one block to `out`.
+/// Adds the samples `range` of `series`, at most [`BLOCK_SAMPLES_MAX`], as one block to `out`.
 pub fn encode(series: &Series, range: Range<usize>, out: &mut Vec<u8>) {
     debug_assert!(range.len() <= BLOCK_SAMPLES_MAX);
     let begin = out.len();

@@ -38,7 +38,7 @@ pub fn main() {
         std::process::exit(0);
     }
     let standby = cli::starts_job(&arguments).then(|| Standby::fork(&arguments)).flatten();
-    let cli = Cli::of(&arguments).unwrap_or_else(|error| refuse(&error, &arguments));
+    let cli = Cli::of(&arguments).unwrap_or_else(|error| refuse(error, &arguments));
     let level = log_level(cli.verbose, std::env::var("MET_LOG").ok().as_deref());
     let level = level.unwrap_or_else(|error| std::process::exit(explain(&error)));
     log_to_stderr(level, cli.command.as_ref().is_some_and(Command::is_service));
@@ -131,13 +131,12 @@ fn run(cli: Cli, standby: Option<Standby>) -> Result<i32> {
 }
 
 /// Help goes to stdout; a mistake gets one line and exit code 2.
-fn refuse(error: &clap::Error, arguments: &[OsString]) -> ! {
+fn refuse(error: clap::Error, arguments: &[OsString]) -> ! {
     if !error.use_stderr() {
         let _ = error.print();
         std::process::exit(0);
     }
-    let text = error.render().to_string();
-    let _ = writeln!(io::stderr(), "met: {}", wording::one_line(&text, arguments));
+    let _ = writeln!(io::stderr(), "met: {}", wording::one_line(error, arguments));
     std::process::exit(2);
 }
 

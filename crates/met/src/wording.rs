@@ -2,47 +2,85 @@
 
 use std::ffi::OsString;
 
+use clap::Error;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use met_config::mistyped::{is_mistyped, meant, meant_after};
 
 use crate::cli::Cli;
 
 /// What the parser says in several lines, and where to read on.
-pub fn one_line(text: &str, arguments: &[OsString]) -> String {
+pub fn one_line(mut error: Error, arguments: &[OsString]) -> String {
     // A value that is wrong comes without the usage.
-    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).map(str::to_owned);
+    let usage = error.remove(ContextKind::Usage).map(|usage| usage.to_string());
+    let usage = usage.as_deref().and_then(|usage| usage.strip_prefix("Usage: ")).map(str::to_owned);
     let usage = usage.unwrap_or_else(|| command_in(arguments));
     let words = usage.split(' ').take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()));
     let command = words.collect::<Vec<_>>().join(" ");
-    if command == "met mark" && text.contains("required arguments") {
-        return "nothing to mark; as in: met mark step=100, or: met mark --regex 'step (?P<step>[0-9]+)' -- CMD".into();
+    if error.kind() == ErrorKind::MissingRequiredArgument {
+        if command == "met mark" {
+            return "nothing to mark; as in: met mark step=100, or: met mark --regex 'step (?P<step>[0-9]+)' -- CMD".into();
+        }
+        if strings(&error, ContextKind::InvalidArg).iter().any(|missing| missing.starts_with("<CMD>")) {
+            return format!("no command given; put it after --, as in: {command} -- python train.py");
+        }
     }
-    if text.contains("required arguments") && text.contains("<CMD>") {
-        return format!("no command given; put it after --, as in: {command} -- python train.py");
+    let typed = typed(&error);
+    if is_unknown(&error) {
+        if let Some(meant) = meant_after(&command, &typed) {
+            return meant;
+        }
+        let digits = typed.strip_prefix('-').unwrap_or_default();
+        if digits.starts_with(|c: char| c.is_ascii_digit()) {
+            return format!(
+                "{typed} is neither an option nor a job; jobs are numbered from 1; see {command} --help"
+            );
+        }
     }
-    let typed = text.split('\'').nth(1).unwrap_or_default();
-    let is_unknown = text.starts_with("error: un");
-    if let Some(meant) = meant_after(&command, typed).filter(|_| is_unknown) {
+    if error.kind() == ErrorKind::InvalidSubcommand
+        && let Some(meant) = meant(&typed)
+    {
         return meant;
     }
-    let is_number =
-        typed.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-    if is_unknown && is_number {
-        return format!(
-            "{typed} is neither an option nor a job; jobs are numbered from 1; see {command} --help"
-        );
-    }
-    if let Some(meant) = unrecognized(text).and_then(meant) {
-        return meant;
-    }
-    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let said = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
-    let said = said.filter(|line| !is_misleading(line, typed)).map(|line| match line.strip_prefix("tip: ") {
+    remove_misleading(&mut error, &typed);
+    format!("{}; see {command} --help", message(&error))
+}
+
+/// The message and the tips in one line. The last paragraph names the help, which is added with the command.
+fn message(error: &Error) -> String {
+    let text = error.render().to_string();
+    let text = text.trim_end().rsplit_once("\n\n").map_or(text.as_str(), |(said, _)| said);
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let said = lines.map(|line| match line.strip_prefix("tip: ") {
         Some(tip) => format!("; {tip}"),
-        None => format!(" {line}"),
+        None => format!(" {}", line.strip_prefix("error: ").unwrap_or(line)),
     });
-    let said = said.collect::<String>();
-    let said = said.trim_start();
-    format!("{}; see {command} --help", said.strip_prefix("error: ").unwrap_or(said))
+    said.collect::<String>().trim_start().to_owned()
+}
+
+/// The word that was not understood.
+fn typed(error: &Error) -> String {
+    let kinds = [ContextKind::InvalidSubcommand, ContextKind::InvalidValue, ContextKind::InvalidArg];
+    let word = kinds.into_iter().find_map(|kind| match error.get(kind) {
+        Some(ContextValue::String(word)) if !word.is_empty() => Some(word.clone()),
+        _ => None,
+    });
+    word.unwrap_or_default()
+}
+
+fn strings(error: &Error, kind: ContextKind) -> &[String] {
+    match error.get(kind) {
+        Some(ContextValue::Strings(words)) => words,
+        Some(ContextValue::String(word)) => std::slice::from_ref(word),
+        _ => &[],
+    }
+}
+
+/// Whether there is no such command, option or further argument.
+fn is_unknown(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand | ErrorKind::TooManyValues
+    )
 }
 
 /// The command of a command line that could not be parsed.
@@ -57,18 +95,21 @@ fn command_in(arguments: &[OsString]) -> String {
     words
 }
 
-/// Hardly anybody wants an option as a value: who mistypes one needs the list of options. What the parser calls
-/// similar may be another word: nobody who writes --verbose wants the version, or --force the --grace.
-fn is_misleading(line: &str, typed: &str) -> bool {
-    let is_of_similar = line.starts_with("tip: a similar ") || line.starts_with("tip: some similar ");
-    let mut offered = line.split('\'').skip(1).step_by(2).filter(|_| is_of_similar);
-    let is_none = !offered.any(|word| is_mistyped(typed, word));
-    let is_version = line == "tip: a similar argument exists: '--version'";
-    line.starts_with("tip: to pass '-") || is_version || (is_of_similar && is_none)
-}
-
-fn unrecognized(text: &str) -> Option<&str> {
-    text.lines().next()?.strip_prefix("error: unrecognized subcommand '")?.strip_suffix('\'')
+/// Removes tips. Few users want an option as a value: after a typing error they need the list of options. What the
+/// parser calls similar may be another word: --verbose does not mean the version, nor --force the --grace.
+fn remove_misleading(error: &mut Error, typed: &str) {
+    for kind in [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue] {
+        let similar = strings(error, kind);
+        let is_version = kind == ContextKind::SuggestedArg && similar == ["--version"];
+        if is_version || !similar.iter().any(|word| is_mistyped(typed, word)) {
+            error.remove(kind);
+        }
+    }
+    if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
+        let as_value = format!("-- {typed}");
+        tips.retain(|tip| !(typed.starts_with('-') && tip.to_string().contains(&as_value)));
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+    }
 }
 
 #[cfg(test)]
@@ -77,7 +118,7 @@ mod tests {
 
     fn said(words: &[&str]) -> String {
         let arguments: Vec<std::ffi::OsString> = [&["met"], words].concat().iter().map(Into::into).collect();
-        super::one_line(&Cli::of(&arguments).unwrap_err().render().to_string(), &arguments)
+        super::one_line(Cli::of(&arguments).unwrap_err(), &arguments)
     }
 
     #[test]

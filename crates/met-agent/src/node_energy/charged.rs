@@ -227,7 +227,7 @@ impl Charged {
         self.doubts.watched = watched;
     }
 
-    /// What an earlier daemon charged, by the job's last cells, and for how much of its life nobody measured.
+    /// What an earlier daemon charged, by the job's last cells, and for how much of its life it was not measured.
     pub(super) fn recall(&mut self, cells: &[i64], watched: Watched) {
         self.doubts.watched = watched;
         self.before = COLUMNS.map(|column| cells[column].max(0));

@@ -52,7 +52,7 @@ impl JobRows {
         }
     }
 
-    /// Completes the details by what GPUs show and ended processes did. `told` whether their ends are heard of.
+    /// Completes the details by what GPUs show and ended processes did. `reported`: the kernel reports the ends of processes.
     pub(super) fn follow_details<'g>(
         &mut self,
         batches: &[Batch],

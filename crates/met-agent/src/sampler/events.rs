@@ -220,7 +220,9 @@ impl Reasons<'_> {
         if asked.is_empty() {
             return Vec::new();
         }
-        if let Some((_, reason)) = self.runner.unavailable().iter().find(|(spec, _)| spec.name == "perf") {
+        if let Some((_, reason)) =
+            self.runner.unavailable().iter().find(|(spec, _)| spec.name == perf::SPEC.name)
+        {
             let uncounted = |name: &String| UncountedEvent { name: name.clone(), reason: reason.to_string() };
             return asked.iter().map(uncounted).collect();
         }
@@ -233,7 +235,7 @@ impl Reasons<'_> {
     fn of_list(&mut self, asked: &Arc<[String]>) -> &[UncountedEvent] {
         let at = self.known.iter().position(|(list, _)| Arc::ptr_eq(list, asked)).unwrap_or_else(|| {
             let is_asked = |name: &str| asked.iter().any(|word| perf::means(word, name));
-            let missing = self.runner.missing("perf").into_iter().filter(|(name, _)| is_asked(name));
+            let missing = self.runner.missing(perf::SPEC.name).into_iter().filter(|(name, _)| is_asked(name));
             let uncounted =
                 |(name, why): (&str, &str)| UncountedEvent { name: name.to_owned(), reason: why.to_owned() };
             self.known.push((Arc::clone(asked), missing.map(uncounted).collect()));

@@ -135,7 +135,7 @@ impl Sampled {
         self.series.push(end_ms, &cells);
     }
 
-    /// Adds to the record of a job that is over what only samples know. `course` is the whole of it.
+    /// Adds to the record of a finished job what only samples know. `series` is complete.
     pub fn complete(&self, record: &mut Record, series: &Series, interval: Duration) {
         if !series.is_empty() {
             record.summaries = series.summaries(gap_ms(interval).max(self.gap_ms));

@@ -1,4 +1,4 @@
-//! Watching a process that somebody else started, until it ends.
+//! Watches a process that another program started, until it ends.
 
 use std::collections::HashSet;
 use std::io;

@@ -80,7 +80,7 @@ pub fn supervise_child(
     }
 }
 
-/// Starts what tells the user of the end, which reports on itself. The supervisor does not wait for it.
+/// Starts the notification of the user, which reports its own errors. The supervisor does not wait for it.
 fn notify(id: &str, when: &str) {
     let Ok(program) = std::env::current_exe() else { return };
     let mut command = process::Command::new(program);
@@ -222,7 +222,7 @@ impl Supervision {
             enclosure.paths = link.enclose(&name, child.pid).unwrap_or_default();
         }
         // Beside a cgroup, too: each sees processes that the other may miss. The first clock on a machine waits for a
-        // grace period; entering a v1 cgroup waits for the same one, and otherwise nobody shall wait for it.
+        // grace period; entering a v1 cgroup waits for the same one; without one the clock is opened later.
         let is_early = !enclosure.counts_cpu() || !enclosure.procs().is_empty();
         let clocks = is_early.then(|| TaskClock::open(child.pid, Begin::AtExec).ok().map(Clocks::early));
         let main = Pid::from_raw(child.pid).ok_or(io::ErrorKind::InvalidData)?;
@@ -267,7 +267,7 @@ impl Supervision {
         })
     }
 
-    /// What is left to tell when the job is over.
+    /// What is still to report when the job is finished.
     fn finish(mut self, channel: &mut Channel) -> Option<Unreported> {
         self.wait(channel);
         // A child that ended at once may have been reaped before its word was read.

@@ -13,7 +13,7 @@ use crate::passing;
 /// One counter for each event and CPU of a cgroup; beyond so many the process tree is counted instead,
 /// which takes one for each event.
 const COUNTERS_MAX: usize = 512;
-/// How often it is looked whether somebody else needs the processor's counters.
+/// How often it checks whether other programs need the processor's counters.
 const YIELD_EVERY: Duration = Duration::from_secs(10);
 
 /// What a supervisor counts; mostly nothing.
@@ -94,7 +94,7 @@ impl Events {
         requests.into_iter().map(request).collect()
     }
 
-    /// How long one may sleep before somebody else's need is looked at.
+    /// How long one may sleep before the next check whether other programs need the counters.
     pub fn timeout(&self) -> Option<Duration> {
         self.counters.as_ref().filter(|counters| counters.has_hardware()).map(|_| YIELD_EVERY)
     }

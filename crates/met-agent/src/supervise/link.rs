@@ -51,7 +51,7 @@ pub struct Link {
     known: bool,
     pause: Duration,
     next_try: Instant,
-    /// The daemon left on purpose: nobody starts another for it.
+    /// The daemon left on purpose: no other is started for it.
     dismissed: bool,
     /// An older one has made room for a daemon of this version.
     has_room: bool,
@@ -128,7 +128,7 @@ impl Link {
         Some(self.next_try.saturating_duration_since(Instant::now()))
     }
 
-    /// Connects, and tells the daemon of the job, if that is due; starts a daemon where there is none.
+    /// Connects, and reports the job to the daemon, if that is due; starts a daemon where there is none.
     pub fn keep_up(&mut self, record: &Record) {
         if self.stream.is_some() || self.dismissed || Instant::now() < self.next_try {
             return;
@@ -136,7 +136,7 @@ impl Link {
         match introduce(&self.place, record) {
             Ok(stream) => self.stream = Some(stream),
             Err(_) => {
-                // Whoever loses the race for the daemon's lock leaves at once; one that could not start is
+                // A daemon that loses the race for the lock leaves at once; one that could not start is
                 // tried again, less and less often.
                 if !self.place.system && (self.pause == FIRST_PAUSE || self.pause > START_AGAIN) {
                     let _ = start_daemon(&self.place);
@@ -159,7 +159,7 @@ impl Link {
         loop {
             match protocol::take_frame(&mut self.arrived) {
                 Ok(Some(Reply::Hello { leaving: true, .. })) => return self.succeed(),
-                Ok(Some(Reply::Hello { protocol, pid, .. })) if handshake::is_spoken(protocol) => {
+                Ok(Some(Reply::Hello { protocol, pid, .. })) if handshake::is_supported(protocol) => {
                     (self.protocol, self.daemon) = (protocol, pid);
                 }
                 Ok(Some(Reply::Hello { protocol, .. })) => {

@@ -6,12 +6,11 @@ use met_core::MISSING;
 use met_core::job::QualityKind::Attributed;
 use met_core::job::{LimitKind, MemoryLimit, Totals};
 use met_core::job_table::OOM_KILLS;
+use met_host::cgroup_files::{self, UNLIMITED_BYTES};
 use met_host::{Host, parse};
 
 /// Deeper hierarchies are not searched.
 const DEPTH_MAX: usize = 16;
-/// A v1 cgroup without a limit shows the largest number of pages there is.
-const UNLIMITED_BYTES: i64 = 1 << 60;
 
 /// The smallest limit that a process started by `pid` has, if it is below what the machine has.
 pub fn inherited(host: &Host, pid: u32) -> Option<MemoryLimit> {
@@ -28,7 +27,7 @@ fn machine_bytes(host: &Host) -> i64 {
 
 fn cgroup_limit(host: &Host, pid: u32) -> Option<i64> {
     let (dir, top, is_v1) = host.hierarchies().memory_of_process(host, pid)?;
-    let name = if is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
+    let name = cgroup_files::of(is_v1).memory_limit;
     let mut text = Vec::new();
     let mut limit = |dir: &Path| {
         host.read_small(dir.join(name), &mut text).ok()?;
@@ -65,7 +64,7 @@ impl OomKills {
         cgroup_limit(host, pid).filter(|&bytes| bytes < machine_bytes(host))?;
         let (dir, top, is_v1) = host.hierarchies().memory_of_process(host, pid)?;
         // A v1 cgroup counts its own processes only; one of v2 also those of cgroups inside it.
-        let (name, depth) = if is_v1 { ("memory.oom_control", 1) } else { ("memory.events", DEPTH_MAX) };
+        let (name, depth) = (cgroup_files::of(is_v1).memory_kills, if is_v1 { 1 } else { DEPTH_MAX });
         let found = |file: PathBuf| Some((kills(host, &file)?, file));
         let (before, file) = within(&dir, &top).take(depth).find_map(|dir| found(dir.join(name)))?;
         Some(OomKills { host: host.clone(), file, before })

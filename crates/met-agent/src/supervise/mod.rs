@@ -1,7 +1,7 @@
 //! The supervisor: one small process per job that waits for it and writes its exact end.
 //!
 //! It is a child subreaper, so no descendant of the job escapes it, and it does nothing but wait: what
-//! the kernel adds to it when it reaps (CPU, faults, I/O) is the job's and nobody else's. It samples
+//! the kernel adds to it when it reaps (CPU, faults, I/O) belongs to the job alone. It samples
 //! nothing; a daemon or `met time` does that from outside.
 
 mod attached;
@@ -62,7 +62,7 @@ pub struct Assignment {
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// What a supervisor tells the command line that forked it.
+/// What a supervisor reports to the command line that forked it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Notice {
@@ -99,7 +99,7 @@ impl Channel {
         reported
     }
 
-    /// Tells of the end and waits until the other side is done with it, or gone.
+    /// Reports the end and waits until the other side is done with it, or gone.
     fn hand_over(&mut self, record: &Record) {
         use std::io::Read;
         if self.tell(&Notice::Ended(Box::new(record.clone())))

@@ -1,7 +1,7 @@
 //! The CPU time of a process and of everything it will ever fork, from one perf event.
 //!
 //! Where a job has no cgroup this closes the one hole of resource usage: children of a process that
-//! ignores SIGCHLD are reaped by nobody and added to nobody.
+//! ignores SIGCHLD are reaped by the kernel and added to no parent.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -46,7 +46,7 @@ impl Clocks {
         (ns > 0).then(|| Clock {
             ns: ns.saturating_add(self.before_ns),
             stolen_ns: first.stolen_ns(),
-            // One that began late may have missed somebody.
+            // One that began late may have missed a process.
             sees_all: self.before_ns == 0 && first.sees_all(),
             page_faults: first.page_faults(),
         })
@@ -79,7 +79,7 @@ impl TaskClock {
     }
 
     /// Time that a hypervisor took from this machine since the clock was opened. The clock counts it for
-    /// whoever was running then; rusage and cgroups do not.
+    /// the task that was running then; rusage and cgroups do not.
     pub fn stolen_ns(&self) -> i64 {
         stolen_ns() - self.stolen_before_ns
     }
@@ -120,7 +120,7 @@ fn open_event(tid: i32, begin: Begin, event: u32, exclude_kernel: u64) -> io::Re
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

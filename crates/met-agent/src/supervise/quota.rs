@@ -6,12 +6,13 @@ use met_core::MISSING;
 use met_core::job::QualityKind::Attributed;
 use met_core::job::Totals;
 use met_core::job_table::{THROTTLED, THROTTLES};
+use met_host::cgroup_files::{self, CPU_PERIOD_V1};
 use met_host::{Host, parse};
 
 /// Deeper hierarchies are not searched.
 const DEPTH_MAX: usize = 16;
 
-/// The cgroups with a quota that a process is in. A job's own cgroup tells what it was throttled by itself.
+/// The cgroups with a quota that a process is in. A job's own cgroup shows how much the job itself was throttled.
 pub struct Quota {
     host: Host,
     limited: Vec<Limited>,
@@ -40,7 +41,11 @@ impl Quota {
         for dir in dir.ancestors().take(DEPTH_MAX).take_while(|dir| dir.starts_with(&top)) {
             if let Some(quota) = quota_cpus(host, dir, is_v1, &mut text) {
                 cpus = cpus.min(quota);
-                let mut found = Limited { stat: dir.join("cpu.stat"), is_v1, before: Throttled::default() };
+                let mut found = Limited {
+                    stat: dir.join(cgroup_files::of(is_v1).cpu_stat),
+                    is_v1,
+                    before: Throttled::default(),
+                };
                 found.before = found.throttled(host)?;
                 limited.push(found);
             }
@@ -84,8 +89,8 @@ fn quota_cpus(host: &Host, dir: &Path, is_v1: bool, text: &mut Vec<u8>) -> Optio
         let mut fields = parse::fields(text).map(|field| parse::u64(field).filter(|&us| us > 0));
         Some((fields.next()??, fields.next().flatten()))
     };
-    let (quota_us, period_us) = numbers(if is_v1 { "cpu.cfs_quota_us" } else { "cpu.max" })?;
-    let period_us = if is_v1 { numbers("cpu.cfs_period_us").map(|(us, _)| us) } else { period_us };
+    let (quota_us, period_us) = numbers(cgroup_files::of(is_v1).cpu_quota)?;
+    let period_us = if is_v1 { numbers(CPU_PERIOD_V1).map(|(us, _)| us) } else { period_us };
     // A quota whose period is unknown still throttles.
     let cpus = period_us.map_or(u64::MAX, |period_us| quota_us.div_ceil(period_us));
     Some(u32::try_from(cpus).unwrap_or(u32::MAX))

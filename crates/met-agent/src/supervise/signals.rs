@@ -4,7 +4,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// `met cancel` tells the supervisor by this signal that the end to come is a cancellation.
+/// By this signal `met cancel` informs the supervisor that the job's end is a cancellation.
 pub fn cancel_signal() -> i32 {
     libc::SIGRTMIN() + 5
 }
@@ -33,7 +33,7 @@ pub struct Signals {
 #[derive(Clone, Copy)]
 pub struct Inherited {
     pub mask: libc::sigset_t,
-    /// Whoever started us ignores SIGCHLD; so shall the job, and so must we not: nobody could be waited for.
+    /// The caller ignores SIGCHLD. The job inherits that; we must not, or no child could be waited for.
     pub ignores_children: bool,
 }
 

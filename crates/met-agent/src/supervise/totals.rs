@@ -102,7 +102,7 @@ fn gather(
     }
 }
 
-/// Sums over processes, which lack those that nobody waited for.
+/// Sums over processes, which lack those without a parent that waited for them.
 fn set_of_processes(
     totals: &mut Totals,
     usage: &ChildUsage,

@@ -26,7 +26,7 @@ pub struct Unreported {
 }
 
 impl Unreported {
-    /// Tells the daemon of an end that is on disk; what is left to do later, if it was away.
+    /// Reports to the daemon an end that is on disk; what is left to do later, if it was away.
     pub fn or_reported(
         link: Option<Link>,
         signals: Signals,
@@ -45,7 +45,7 @@ impl Unreported {
         }
     }
 
-    /// Tries again, less and less often, until the daemon knows or somebody wants this process to end.
+    /// Tries again, less and less often, until the daemon knows or this process is asked to end.
     pub fn stay(self) {
         let_go();
         let begin = Instant::now();
@@ -80,13 +80,13 @@ impl Unreported {
     }
 }
 
-/// Whoever stays behind inside a job of somebody else would be waited for as if it was part of it.
+/// A process that stays behind inside another job would be waited for as a part of that job.
 fn is_inside_another(record: &Record) -> bool {
     record.inside.is_some() || std::env::var_os(processes::MARKER).is_some()
 }
 
 /// Nothing of the job's surroundings is kept: a reader of its output sees the end, its folder may be unmounted, and
-/// nobody that it left behind stays a zombie.
+/// no process that it left behind stays a zombie.
 fn let_go() {
     let _ = rustix::process::chdir("/");
     if let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {

@@ -19,22 +19,27 @@ pub struct Key {
     pub form: Form,
     /// As it would be written; empty where there is none.
     pub default: &'static str,
+    /// In words, what holds where a key without a default is not set.
+    pub unset: &'static str,
     pub help: &'static str,
 }
 
 impl Key {
-    /// What holds where it is not set: its default, or how its help describes one that depends on something else.
+    /// What holds where it is not set.
     pub fn usual(&self) -> &'static str {
-        let described = || Some(self.help.split_once("default: ")?.1.split_once(')')?.0);
-        if self.default.is_empty() { described().unwrap_or_default() } else { self.default }
+        if self.default.is_empty() { self.unset } else { self.default }
     }
 }
 
-/// A key: its name, its form, where its value goes (`?`: into an option), its default, if any, and its help.
+/// A key: its name, its form, where its value goes (`?`: into an option), its default, if any, and its help. After
+/// `unset`, in words, what holds without a value.
 macro_rules! key {
-    ($name:literal: $form:ident($($to:tt)*), $help:literal) => { key!($name: $form($($to)*) = "", $help) };
+    ($name:literal: $form:ident($($to:tt)*), $help:literal) => { key!($name: $form($($to)*) unset "", $help) };
+    ($name:literal: $form:ident($($to:tt)*) unset $unset:literal, $help:literal) => {
+        Key { name: $name, form: form!($form, $($to)*), default: "", unset: $unset, help: $help }
+    };
     ($name:literal: $form:ident($($to:tt)*) = $default:expr, $help:literal) => {
-        Key { name: $name, form: form!($form, $($to)*), default: $default, help: $help }
+        Key { name: $name, form: form!($form, $($to)*), default: $default, unset: "", help: $help }
     };
 }
 
@@ -71,7 +76,7 @@ pub const SAMPLING_INTERVAL: [(&str, &str); 2] = [("sampling", "interval"), ("cp
 
 /// How schedulers are queried, whichever they are.
 const QUERY_KEYS: &[Key] = &[
-    key!("interval": Interval(schedulers.interval?), "how often each is queried (default: 60s on a server; 10m on a daemon that sends to no server); less often where queries are slow"),
+    key!("interval": Interval(schedulers.interval?) unset "60s on a server; 10m on a daemon that sends to no server", "how often each is queried; less often where queries are slow"),
     key!("lookback": Duration(schedulers.lookback) = "1d", "how far back the first query reaches"),
     key!("timeout": Duration(schedulers.timeout) = "30s", "a command that takes longer is killed and retried later"),
     key!("scope": Scope(schedulers.scope?), "`cluster`: all jobs, pending ones included (default of `met server`); `node`: jobs that this daemon measured (default of `met daemon`)"),
@@ -97,7 +102,7 @@ static SCHEDULER_KEYS: [Key; SCHEDULER_KEYS_COUNT] = {
     while at < Scheduler::COUNT {
         let (manager, query) = Scheduler::ALL[at].row();
         let form = Form::Scheduler(Scheduler::ALL[at]);
-        keys[at] = Key { name: manager.name, form, default: "auto", help: query.help };
+        keys[at] = Key { name: manager.name, form, default: "auto", unset: "", help: query.help };
         at += 1;
     }
     let mut index = 0;
@@ -109,7 +114,7 @@ static SCHEDULER_KEYS: [Key; SCHEDULER_KEYS_COUNT] = {
     while index < Scheduler::COUNT {
         let scheduler = Scheduler::ALL[index];
         if let Some((name, help)) = scheduler.row().1.metrics {
-            keys[at] = Key { name, form: Form::Metrics(scheduler), default: "", help };
+            keys[at] = Key { name, form: Form::Metrics(scheduler), default: "", unset: "", help };
             at += 1;
         }
         index += 1;
@@ -130,6 +135,7 @@ pub static SECTIONS: &[Section] = &[
                     config.sampling.managers.push((name, interval))
                 }),
                 default: "",
+                unset: "",
                 help: "the same for the jobs of some resource managers, such as `{slurm: 1s}`",
             },
         ],
@@ -163,7 +169,7 @@ pub static SECTIONS: &[Section] = &[
         name: "node",
         help: "Series of the machine itself (`storage.node_series`).",
         keys: &[
-            key!("interval": Interval(node.interval?), "time between two samples of the machine, but not shorter than `sampling.interval` while jobs run (default: 10s while jobs run, 60s without)"),
+            key!("interval": Interval(node.interval?) unset "10s while jobs run, 60s without", "time between two samples of the machine, but not shorter than `sampling.interval` while jobs run"),
         ],
     },
     Section {
@@ -181,10 +187,11 @@ pub static SECTIONS: &[Section] = &[
                     config.store.catalogue = Some(Secret::new(url));
                 }),
                 default: "",
+                unset: "",
                 help: "`postgres://user@host/database`, for jobs and totals; connections to other machines always use TLS",
             },
             key!("password_file": Path(store.password_file?), "the password for the catalogue, if it is not in the address"),
-            key!("ca_file": Path(store.ca_file?), "CA bundle (PEM) for both connections (default: system CAs)"),
+            key!("ca_file": Path(store.ca_file?) unset "system CAs", "CA bundle (PEM) for both connections"),
         ],
     },
     Section {
@@ -212,7 +219,8 @@ pub static SECTIONS: &[Section] = &[
                     None => config.gpu.idle_power.all_mw = Some(power_mw),
                 }),
                 default: "",
-                help: "idle power of a GPU, charged to the jobs that hold it: `75W` for all, or by uuid or model: `{NVIDIA H200: 75W, default: 30W}`; by default learned for each GPU",
+                unset: "learned for each GPU",
+                help: "idle power of a GPU, charged to the jobs that hold it: `75W` for all, or by uuid or model: `{NVIDIA H200: 75W, default: 30W}`",
             },
         ],
     },
@@ -238,6 +246,7 @@ pub static SECTIONS: &[Section] = &[
                     config.energy.idle_to_holders = word == "holders";
                 }),
                 default: "holders",
+                unset: "",
                 help: "who is charged for the idle power of the machine: jobs by the CPUs they hold, jobs as a separate line, or no job",
             },
             Key {
@@ -250,9 +259,10 @@ pub static SECTIONS: &[Section] = &[
                     };
                 }),
                 default: "cpu-time",
+                unset: "",
                 help: "how the processors' energy is divided: by CPU time, or, among jobs in whose cgroups the processor counts them, instructions or cycles; jobs and the rest of the system are always separated by CPU time",
             },
-            key!("idle_power": Number(energy.idle_watts?), "idle power of the machine without its GPUs, in watts; by default learned while the machine is idle"),
+            key!("idle_power": Number(energy.idle_watts?) unset "learned while the machine is idle", "idle power of the machine without its GPUs, in watts"),
             key!("pue": Ratio(energy.pue) = "1", "power usage effectiveness of the building: energy of the building per energy of its machines; applied to CO2e and cost, not to energy"),
             key!("price": Number(energy.price_per_kwh?), "price of a kilowatt hour"),
             key!("currency": Text(energy.currency) = "EUR", "currency of the price"),
@@ -282,6 +292,7 @@ pub static SECTIONS: &[Section] = &[
                     };
                 }),
                 default: "country",
+                unset: "",
                 help: "`country`: its yearly average; `constant`: `factor`; `rte`: France in real time; `electricity-maps`: a zone in real time, with a token",
             },
             key!("country": Text(emissions.country?), "name or three-letter code, for the yearly average; without it the world average is used"),
@@ -307,6 +318,7 @@ pub static SECTIONS: &[Section] = &[
                     config.http.operators = names.map(str::to_owned).collect();
                 }),
                 default: "",
+                unset: "",
                 help: "users who may read all users' jobs, separated by commas: names in `web_config`, of a reverse proxy or of an OpenID provider",
             },
             key!("plain": Flag(http.plain) = "no", "`yes`: serve without TLS on addresses that other machines can reach"),
@@ -316,6 +328,7 @@ pub static SECTIONS: &[Section] = &[
                     config.http.metrics = Selection::from_name(word).unwrap_or_default();
                 }),
                 default: "usual",
+                unset: "",
                 help: "which metrics are on the page: `usual` (what is plotted and what the rules in `rules/` need, about 10 series per job, 15 with GPUs), `minimal` (4) or `all`; `met metrics` says which is in which. Values are cut to thousandths of their unit, unless `all`",
             },
             key!("jobs_max": Count(http.jobs_max) = "2000", "maximum number of jobs with their own series; the others are summed in `met_jobs_not_shown_*`"),
@@ -326,9 +339,10 @@ pub static SECTIONS: &[Section] = &[
                     config.http.jobs_managers = names.map(str::to_owned).collect();
                 }),
                 default: "",
-                help: "managers whose jobs have their own series, separated by commas, such as `slurm,local` (default: all); other jobs are summed in `met_jobs_not_shown_*`",
+                unset: "all",
+                help: "managers whose jobs have their own series, separated by commas, such as `slurm,local`; other jobs are summed in `met_jobs_not_shown_*`",
             },
-            key!("jobs_after": Duration(http.jobs_after?), "a job has its own series once it has run for this long (default: at once); younger jobs are summed in `met_jobs_not_shown_*`"),
+            key!("jobs_after": Duration(http.jobs_after?) unset "at once", "a job has its own series once it has run for this long; younger jobs are summed in `met_jobs_not_shown_*`"),
             key!("keep_ended": Duration(http.keep_ended) = "5m", "how long the last figures of a finished job stay on the page, so that they are scraped"),
             key!("max_age": Duration(http.max_age) = "5s", "a scrape of older figures has CPU time, memory and I/O of all jobs read for this page, and waits at most 250 ms for that; such readings are in no series"),
         ],
@@ -348,8 +362,8 @@ pub static SECTIONS: &[Section] = &[
             key!("oidc_client_secret_file": Path(login.oidc_client_secret_file?), "file with the client secret, unless the client is public; only its owner may read it"),
             key!("oidc_user_claim": Text(login.oidc_user_claim) = "preferred_username", "claim of the id token that is the user's name, compared exactly. Choose one that users cannot change themselves"),
             key!("oidc_scopes": Text(login.oidc_scopes) = "openid profile", "requested scopes"),
-            key!("oidc_ca_file": Path(login.oidc_ca_file?), "CA bundle (PEM) for the provider (default: system CAs)"),
-            key!("audit_file": Path(login.audit_file?), "file for logins, refusals, writes and operators' reads of jobs, one JSON object per line; at 16 MiB it is renamed to `.1` (default: the log)"),
+            key!("oidc_ca_file": Path(login.oidc_ca_file?) unset "system CAs", "CA bundle (PEM) for the provider"),
+            key!("audit_file": Path(login.audit_file?) unset "the log", "file for logins, refusals, writes and operators' reads of jobs, one JSON object per line; at 16 MiB it is renamed to `.1`"),
         ],
     },
     Section {
@@ -358,11 +372,11 @@ pub static SECTIONS: &[Section] = &[
         keys: &[
             key!("url": Text(forward.url?), "address of the server, such as `https://met.example:9317`"),
             key!("token_file": Path(forward.token_file?), "file with the token that `met server enroll NODE` printed; only its owner may read it"),
-            key!("ca_file": Path(forward.ca_file?), "CA bundle (PEM; default: system CAs)"),
+            key!("ca_file": Path(forward.ca_file?) unset "system CAs", "CA bundle (PEM)"),
             key!("cert_file": Path(forward.cert_file?), "certificate of this node (PEM), instead of a token; its common name is the node's name"),
             key!("key_file": Path(forward.key_file?), "its key; only its owner may read it"),
             key!("plain": Flag(forward.plain) = "no", "`yes`: allow http:// to other machines; the traffic can be read in transit"),
-            key!("node": Text(forward.node?), "name of this node, as it was enrolled (default: host name)"),
+            key!("node": Text(forward.node?) unset "host name", "name of this node, as it was enrolled"),
             key!("interval": Duration(forward.interval) = "10s", "time between two batches, up to `60s`; starts and ends of jobs are sent immediately"),
             key!("spool_size": Size(forward.spool_bytes) = "1GiB", "maximum size of the spool; above it the oldest samples are dropped, job records never"),
             key!("spool_age": Duration(forward.spool_age) = "14d", "how long samples stay in the spool"),
@@ -374,7 +388,7 @@ pub static SECTIONS: &[Section] = &[
         keys: &[
             key!("accounts": Accounts(server.accounts) = "file", "members of an account see its jobs. `file`: those in `accounts_file`; the name of a scheduler: those that it lists, queried hourly (`slurm`: the associations that `sacctmgr` prints). Users of no known account see their own jobs"),
             key!("accounts_file": Path(server.accounts_file?), "lines such as `physics: ada, bob`; reread when it changes"),
-            key!("move_after": Duration(server.move_after?), "how long series stay as received before they are moved to the store (default: an hour with files, which compress better that way, and 30 s with an engine, `store.series`)"),
+            key!("move_after": Duration(server.move_after?) unset "1h with files, which compress better that way; 30s with an engine (store.series)", "how long series stay as received before they are moved to the store"),
             key!("lost_after": Duration(server.lost_after) = "7d", "running jobs of a node that sent nothing for this long are recorded as lost until it sends again; those of an expelled node at once"),
         ],
     },
@@ -393,8 +407,8 @@ pub static SECTIONS: &[Section] = &[
         name: "client",
         help: "How `met --server URL` authenticates.",
         keys: &[
-            key!("token_file": Path(client.token_file?), "file with the token that `met server enroll --user NAME` printed; only its owner may read it. default: `$XDG_CONFIG_HOME/met/token` or `~/.config/met/token`"),
-            key!("ca_file": Path(client.ca_file?), "CA bundle (PEM; default: system CAs)"),
+            key!("token_file": Path(client.token_file?) unset "$XDG_CONFIG_HOME/met/token or ~/.config/met/token", "file with the token that `met server enroll --user NAME` printed; only its owner may read it"),
+            key!("ca_file": Path(client.ca_file?) unset "system CAs", "CA bundle (PEM)"),
             key!("plain": Flag(client.plain) = "no", "`yes`: allow http:// to other machines; the traffic can be read in transit"),
         ],
     },
@@ -418,7 +432,7 @@ pub static SECTIONS: &[Section] = &[
         name: "nvidiaCollector",
         help: "GPUs of all makers; the names are those of an older tool, whose files still work.",
         keys: &[
-            key!("interval": Interval(nvidia.interval?), "time between two samples of the GPUs (default: with everything else)"),
+            key!("interval": Interval(nvidia.interval?) unset "with everything else", "time between two samples of the GPUs"),
             key!("size": Count(nvidia.size?), "samples are written to the store when this many of a GPU are buffered, even before `storage.interval`"),
         ],
     },
@@ -426,7 +440,7 @@ pub static SECTIONS: &[Section] = &[
         name: "state",
         help: "How processes are discovered.",
         keys: &[
-            key!("interval": Interval(sampling.membership_interval?), "how often new processes of a job are searched for (default: with every sample)"),
+            key!("interval": Interval(sampling.membership_interval?) unset "with every sample", "how often new processes of a job are searched for"),
         ],
     },
 ];

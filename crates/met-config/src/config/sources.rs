@@ -1,162 +1,58 @@
 //! The section `sources`: which of them are read, how often, and what some of them need to know.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use met_sources::{ChassisChoice, Choice, Options, Pace, Redfish, SOURCES, SourceSpec};
+use met_sources::{Choice, Options, Pace, SOURCES, SourceOption, SourceSpec, cgroup, process};
 
 use super::tree::{Complaint, Entry, Node, refuse_duplicates, unknown};
 use met_core::units;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
     choices: HashMap<&'static str, Choice>,
-    ipmi_command: Vec<String>,
-    redfish_url: Option<String>,
-    redfish_credentials: Option<PathBuf>,
-    redfish_certificate: Option<PathBuf>,
-    redfish_verify: bool,
-    redfish_chassis: ChassisChoice,
-}
-
-impl Default for Sources {
-    fn default() -> Sources {
-        let mut sources = Sources {
-            choices: HashMap::new(),
-            ipmi_command: Vec::new(),
-            redfish_url: None,
-            redfish_credentials: None,
-            redfish_certificate: None,
-            redfish_verify: true,
-            redfish_chassis: ChassisChoice::First,
-        };
-        for extra in EXTRAS.iter().filter(|extra| !extra.default.is_empty()) {
-            let applied = (extra.set)(&mut sources, extra.default).is_ok();
-            debug_assert!(applied, "the default of {} does not parse", extra.key);
-        }
-        sources
-    }
 }
 
 impl Sources {
-    /// What the sources are to know of it.
+    /// What the sources need to know of it.
     pub fn options(&self) -> Options {
-        let redfish = self.redfish_url.clone().zip(self.redfish_credentials.clone());
-        Options {
-            choices: self.choices.clone(),
-            ipmi_command: self.ipmi_command.clone(),
-            redfish: redfish.map(|(url, credentials)| Redfish {
-                url,
-                credentials,
-                certificate: self.redfish_certificate.clone(),
-                verify: self.redfish_verify,
-                chassis: self.redfish_chassis.clone(),
-            }),
-            ..Options::default()
+        Options { choices: self.choices.clone(), ..Options::default() }
+    }
+
+    /// Chooses a value for an option of one source.
+    pub fn set(&mut self, spec: &SourceSpec, option: &SourceOption, text: &str) -> Result<(), String> {
+        let choice = self.choices.entry(spec.name).or_default();
+        let set = choice.set(option, text);
+        // A default that is written out changes nothing.
+        if *choice == Choice::default() {
+            self.choices.remove(spec.name);
         }
+        set
     }
 
-    /// A program that prints the power of the node, with its arguments.
-    pub fn set_ipmi_command(&mut self, words: Vec<String>) {
-        self.ipmi_command = words;
-    }
-
-    /// The sources of which these say something else.
+    /// The sources whose settings differ in these.
     pub fn changed<'a>(&'a self, others: &'a Sources) -> impl Iterator<Item = &'static str> + 'a {
-        let (own, other) = (self.options(), others.options());
-        SOURCES.iter().map(|spec| spec.name).filter(move |name| {
-            own.choices.get(name) != other.choices.get(name)
-                || *name == "ipmi" && own.ipmi_command != other.ipmi_command
-                || *name == "redfish" && own.redfish != other.redfish
+        let names = SOURCES.iter().map(|spec| spec.name);
+        names.filter(move |name| self.choices.get(name) != others.choices.get(name))
+    }
+
+    /// An option that is set without the one it needs.
+    fn unusable(&self) -> Option<String> {
+        let options = self.options();
+        SOURCES.iter().find_map(|spec| {
+            let is_set = |option: &SourceOption| options.value(spec, option).is_some();
+            spec.options.iter().filter(|option| is_set(option)).find_map(|option| {
+                let needed = spec.options.iter().find(|other| option.needs == Some(other.name))?;
+                let (source, name, needed_name) = (spec.name, option.name, needed.name);
+                let message = || format!("sources.{source}.{name} needs sources.{source}.{needed_name}");
+                (!is_set(needed)).then(message)
+            })
         })
     }
 }
 
-/// What only one source needs.
-struct Extra {
-    source: &'static str,
-    key: &'static str,
-    /// As it would be written; empty where there is none.
-    default: &'static str,
-    help: &'static str,
-    set: fn(&mut Sources, &str) -> Result<(), String>,
-}
-
-static EXTRAS: &[Extra] = &[
-    Extra {
-        source: "ipmi",
-        key: "command",
-        default: "",
-        help: "a program that prints the power of the node, with its arguments, instead of the IPMI device: `ipmi-dcmi --get-system-power-statistics`, `ipmitool dcmi power reading`, a script; run without a shell",
-        set: |sources, text| {
-            sources.ipmi_command = text.split_whitespace().map(str::to_owned).collect();
-            if sources.ipmi_command.is_empty() { Err("a program is needed".to_owned()) } else { Ok(()) }
-        },
-    },
-    Extra {
-        source: "redfish",
-        key: "url",
-        default: "",
-        help: "the controller of the chassis, as in `https://bmc.example.org`",
-        set: |sources, text| {
-            sources.redfish_url = Some(text.to_owned());
-            Ok(())
-        },
-    },
-    Extra {
-        source: "redfish",
-        key: "credentials",
-        default: "",
-        help: "a file of one line, `user:password`, that only its owner may read",
-        set: |sources, text| path(text).map(|path| sources.redfish_credentials = Some(path)),
-    },
-    Extra {
-        source: "redfish",
-        key: "certificate",
-        default: "",
-        help: "CA certificate (PEM) for the controller",
-        set: |sources, text| path(text).map(|path| sources.redfish_certificate = Some(path)),
-    },
-    Extra {
-        source: "redfish",
-        key: "chassis",
-        default: "",
-        help: "the chassis that is this machine, by its name in the controller's list; `all`: all of them together. Without it, the first one with a meter; `met doctor` shows which",
-        set: |sources, text| {
-            sources.redfish_chassis = match text {
-                "" => return Err("the name of a chassis, or all".to_owned()),
-                "all" => ChassisChoice::Sum,
-                name => ChassisChoice::Named(name.to_owned()),
-            };
-            Ok(())
-        },
-    },
-    Extra {
-        source: "redfish",
-        key: "verify",
-        default: "yes",
-        help: "`no`: accept any certificate; the password can be intercepted",
-        set: |sources, text| {
-            sources.redfish_verify = match text {
-                "yes" | "true" => true,
-                "no" | "false" => false,
-                _ => return Err(format!("{text:?} is not yes or no")),
-            };
-            Ok(())
-        },
-    },
-];
-
-fn path(text: &str) -> Result<PathBuf, String> {
-    match text.starts_with('/') {
-        true => Ok(PathBuf::from(text)),
-        false => Err(format!("{text:?} is not an absolute path; begin it with /")),
-    }
-}
-
 /// Without these no job can be measured.
-const NEEDED: [&str; 2] = ["cgroup", "process"];
+const NEEDED: [&str; 2] = [cgroup::SPEC.name, process::SPEC.name];
 const PERIOD_MIN: Duration = Duration::from_millis(100);
 const PERIOD_MAX: Duration = Duration::from_secs(3600);
 
@@ -177,11 +73,10 @@ pub fn apply(section: &Entry, sources: &mut Sources) -> Result<(), Complaint> {
         let spec = spec.ok_or_else(|| unknown(entry, "sources.", &names))?;
         apply_source(spec, entry, sources)?;
     }
-    if sources.redfish_url.is_some() && sources.redfish_credentials.is_none() {
-        let message = "sources.redfish.url needs sources.redfish.credentials".to_owned();
-        return Err(Complaint { line: section.value_line, message });
+    match sources.unusable() {
+        Some(message) => Err(Complaint { line: section.value_line, message }),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 fn apply_source(spec: &'static SourceSpec, entry: &Entry, sources: &mut Sources) -> Result<(), Complaint> {
@@ -220,8 +115,7 @@ fn apply_source(spec: &'static SourceSpec, entry: &Entry, sources: &mut Sources)
 }
 
 fn keys_of(spec: &SourceSpec) -> Vec<&'static str> {
-    let extras = EXTRAS.iter().filter(|extra| extra.source == spec.name).map(|extra| extra.key);
-    std::iter::once("every").chain(extras).collect()
+    std::iter::once("every").chain(spec.options.iter().map(|option| option.name)).collect()
 }
 
 /// `None`: there is no such key.
@@ -231,8 +125,8 @@ fn set_key(spec: &SourceSpec, key: &str, text: &str, sources: &mut Sources) -> O
             sources.choices.entry(spec.name).or_default().period = Some(period);
         }));
     }
-    let extra = EXTRAS.iter().find(|extra| extra.source == spec.name && extra.key == key)?;
-    Some((extra.set)(sources, text))
+    let option = spec.options.iter().find(|option| option.name == key)?;
+    Some(sources.set(spec, option, text))
 }
 
 fn period(spec: &SourceSpec, text: &str) -> Result<Duration, String> {
@@ -264,18 +158,9 @@ pub fn reference() -> String {
                 "| `sources.{name}.every` | interval | `{period}` | time between two readings |\n"
             ));
         }
-        for extra in EXTRAS.iter().filter(|extra| extra.source == spec.name) {
-            let default = match extra.default {
-                "" => "none".to_owned(),
-                default => format!("`{default}`"),
-            };
-            let what = match extra.key {
-                "credentials" | "certificate" => "path",
-                "verify" => "`yes` or `no`",
-                _ => "text",
-            };
-            let (source, key, help) = (extra.source, extra.key, extra.help);
-            text.push_str(&format!("| `sources.{source}.{key}` | {what} | {default} | {help} |\n"));
+        for SourceOption { name, values, default, help, .. } in spec.options {
+            let default = if default.is_empty() { "none".to_owned() } else { format!("`{default}`") };
+            text.push_str(&format!("| `sources.{}.{name}` | {values} | {default} | {help} |\n", spec.name));
         }
     }
     text
@@ -303,7 +188,8 @@ mod tests {
         let options = parse("sources:\n  thermal: off\n  nfs: \"off\"\n  rapl: auto\n  numa: {every: 30s}\n");
         assert!(options.choices["thermal"].off && options.choices["nfs"].off);
         assert!(!options.choices.contains_key("rapl"));
-        assert_eq!(options.choices["numa"], Choice { off: false, period: Some(Duration::from_secs(30)) });
+        let slow = &options.choices["numa"];
+        assert_eq!((slow.off, slow.period), (false, Some(Duration::from_secs(30))));
     }
 
     #[test]
@@ -311,11 +197,46 @@ mod tests {
         let options = parse(
             "sources:\n  ipmi: {command: ipmitool dcmi power reading, every: 20s}\n  redfish:\n    url: https://bmc\n    credentials: /etc/met/bmc\n    verify: false\n    chassis: Blade2\n",
         );
-        assert_eq!(options.ipmi_command, ["ipmitool", "dcmi", "power", "reading"]);
-        let redfish = options.redfish.unwrap();
-        assert_eq!((redfish.url.as_str(), redfish.verify), ("https://bmc", false));
-        assert_eq!(redfish.credentials, Path::new("/etc/met/bmc"));
-        assert_eq!(redfish.chassis, ChassisChoice::Named("Blade2".into()));
+        let of = |source: &str, option: &str| {
+            let spec = SOURCES.iter().find(|spec| spec.name == source).unwrap();
+            let option = spec.options.iter().find(|other| other.name == option).unwrap();
+            options.value(spec, option).map(str::to_owned)
+        };
+        assert_eq!(of("ipmi", "command").as_deref(), Some("ipmitool dcmi power reading"));
+        assert_eq!(of("redfish", "url").as_deref(), Some("https://bmc"));
+        assert_eq!(of("redfish", "verify").as_deref(), Some("no"));
+        assert_eq!(of("redfish", "credentials").as_deref(), Some("/etc/met/bmc"));
+        assert_eq!(of("redfish", "chassis").as_deref(), Some("Blade2"));
+        assert_eq!(of("redfish", "certificate"), None);
+    }
+
+    #[test]
+    fn a_changed_option_is_a_change_of_its_source_alone() {
+        let read = |yaml: &str| Config::parse(yaml, Path::new("met.yaml")).unwrap().sources;
+        let changed = |one: &str, other: &str| {
+            let (one, other) = (read(one), read(other));
+            one.changed(&other).collect::<Vec<_>>()
+        };
+        let (none, slow) = ("sources: {ipmi: auto}", "sources: {ipmi: {every: 20s}}");
+        assert_eq!(changed(none, slow), ["ipmi"]);
+        assert_eq!(changed(none, "sources: {ipmi: {command: power}}"), ["ipmi"]);
+        assert_eq!(changed(none, "sources: {redfish: {chassis: all}}"), ["redfish"]);
+        let default = "sources: {redfish: {verify: true}}";
+        assert!(changed(none, default).is_empty() && changed(none, none).is_empty());
+    }
+
+    #[test]
+    fn every_option_of_a_source_is_documented_and_its_default_parses() {
+        let reference = reference();
+        for spec in SOURCES {
+            for option in spec.options {
+                let row = format!("| `sources.{}.{}` | {} |", spec.name, option.name, option.values);
+                assert!(reference.contains(&row), "{row}");
+                assert!(option.default.is_empty() || (option.check)(option.default).is_ok(), "{row}");
+                let known = |needed| spec.options.iter().any(|other| other.name == needed);
+                assert!(option.needs.is_none_or(known), "{row}");
+            }
+        }
     }
 
     #[test]
@@ -350,6 +271,20 @@ mod tests {
         check_error(
             "sources:\n  redfish: {url: 'https://bmc'}\n",
             expect!["met.yaml:2: sources.redfish.url needs sources.redfish.credentials"],
+        );
+        check_error(
+            "sources:\n  redfish: {credentials: bmc}\n",
+            expect![[
+                r#"met.yaml:2: sources.redfish.credentials: "bmc" is not an absolute path; begin it with /"#
+            ]],
+        );
+        check_error(
+            "sources:\n  redfish: {verify: maybe}\n",
+            expect![[r#"met.yaml:2: sources.redfish.verify: "maybe" is not yes or no"#]],
+        );
+        check_error(
+            "sources:\n  ipmi: {command: ''}\n",
+            expect!["met.yaml:2: sources.ipmi.command: a program is needed"],
         );
         check_error(
             "sources: off\n",

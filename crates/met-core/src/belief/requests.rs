@@ -22,7 +22,7 @@ pub(super) fn earlier(word: &Record, no_word: &Record) -> Vec<EarlierRequest> {
     }
     let mut held = answers(word);
     held.extend(answers(no_word));
-    // Of a full list nobody knows what was before it.
+    // What came before a full list is unknown.
     let full = [word, no_word].map(|record| &record.scheduling.earlier).into_iter();
     let begin_ns =
         full.filter(|earlier| earlier.len() >= EARLIER_MAX).map(|earlier| earlier[0].until_ns).max();

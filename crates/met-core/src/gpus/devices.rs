@@ -6,7 +6,7 @@ use std::ops::{Index, IndexMut};
 
 use super::REMEMBERED_NS;
 use super::processes::Presence;
-use crate::gpu::{device, device::label};
+use crate::gpu::{device, device::label, vendor};
 use crate::gpu_holding::Named;
 use crate::gpu_idle_power::{IdlePower, IdleRules};
 use crate::gpu_ledger::{Claim, GpuLedger};
@@ -93,7 +93,7 @@ impl Devices {
         let index = self.free_place(at_ns, is_used).unwrap_or(self.gpus.len());
         self.by_uuid.insert(uuid.clone(), index);
         let of_cuda =
-            |labels: &[String]| labels[label::VENDOR] == "nvidia" && labels[label::PARENT].is_empty();
+            |labels: &[String]| labels[label::VENDOR] == vendor::NVIDIA && labels[label::PARENT].is_empty();
         self.models_differ |= self.gpus.iter().any(|gpu| {
             of_cuda(&gpu.labels) && of_cuda(labels) && gpu.labels[label::NAME] != labels[label::NAME]
         });
@@ -127,7 +127,7 @@ impl Devices {
     /// Whose GPUs a scheduler numbers, which does not say: those that compute before those that draw.
     pub fn numbered_vendor(&self) -> &'static str {
         let is_there = |vendor: &&str| self.gpus.iter().any(|gpu| gpu.labels[label::VENDOR] == *vendor);
-        ["nvidia", "amd", "intel"].into_iter().find(is_there).unwrap_or("nvidia")
+        [vendor::NVIDIA, vendor::AMD, vendor::INTEL].into_iter().find(is_there).unwrap_or(vendor::NVIDIA)
     }
 
     /// What is read of a GPU, and of a part also what only the whole GPU can say.
@@ -150,7 +150,7 @@ impl Devices {
 impl Gpu {
     /// Of these only the processes of jobs are read, and not each reports its activity.
     pub fn hides_others(&self) -> bool {
-        self.labels[label::VENDOR] != "nvidia"
+        self.labels[label::VENDOR] != vendor::NVIDIA
     }
 
     pub fn read(&mut self, cells: &[i64], at_ns: i64) {

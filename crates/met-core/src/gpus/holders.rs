@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::devices::Devices;
 use crate::MISSING;
 use crate::attribute::JobMap;
-use crate::gpu::{device, device::label, process};
+use crate::gpu::{device, device::label, process, vendor};
 use crate::gpu_holding::Holding;
 use crate::gpu_ledger::{Activity, Claim};
 
@@ -77,12 +77,12 @@ impl Holders {
     ) -> Option<&'static str> {
         let gpu = &devices[index];
         let named = || holding.includes(gpu.named(), devices.numbered_vendor());
-        if !holding.is_doubtful() || !devices.models_differ || gpu.labels[label::VENDOR] != "nvidia" {
+        if !holding.is_doubtful() || !devices.models_differ || gpu.labels[label::VENDOR] != vendor::NVIDIA {
             return named().then_some(holding.source);
         }
         // Which GPU a number means is known when the job has opened it.
         let mut opened = self.opened.range((slot, 0)..=(slot, usize::MAX));
-        if opened.any(|&(_, opened)| devices[opened].labels[label::VENDOR] == "nvidia") {
+        if opened.any(|&(_, opened)| devices[opened].labels[label::VENDOR] == vendor::NVIDIA) {
             return self.opened.contains(&(slot, index)).then_some("CUDA_VISIBLE_DEVICES (as opened)");
         }
         named().then_some("CUDA_VISIBLE_DEVICES (order unknown)")
@@ -145,7 +145,7 @@ impl Holders {
     pub fn knows_who(&self, devices: &Devices, slot: u32, index: usize, at_ns: i64) -> bool {
         let gpu = &devices[index];
         // A driver that does not list the processes on the GPU does not say that there are none.
-        let is_listed = gpu.labels[label::VENDOR] != "nvidia"
+        let is_listed = gpu.labels[label::VENDOR] != vendor::NVIDIA
             || gpu.parent.is_some()
             || gpu.cells[device::PROCESSES] != MISSING;
         // Nor does a list from before the job began, nor an empty one while the GPU computes.

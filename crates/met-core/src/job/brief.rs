@@ -1,5 +1,5 @@
-//! Records as far as those read them who look at many: their processes and marked work take half of the time to read,
-//! and are shown of one job at a time.
+//! Records for queries of many jobs. They leave out processes and marked work, which take half of the time to read and
+//! are shown of one job at a time.
 
 use serde::{Deserialize, Deserializer};
 

@@ -53,7 +53,7 @@ pub struct Local {
     pub entered_late: bool,
 }
 
-/// A file, whatever it is called. The birth tells it from a later one with the same number, where the file system
+/// A file, whatever it is called. The birth distinguishes it from a later one with the same number, where the file system
 /// keeps it; device numbers change when a network file system is mounted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileId {

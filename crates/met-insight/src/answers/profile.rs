@@ -109,7 +109,7 @@ pub fn warm_up_s(wall_s: f64) -> f64 {
 impl<'a> Profile<'a> {
     pub fn of(record: &Record, samples: Samples<'a>, now_ns: i64) -> Option<Profile<'a>> {
         let (begin_ms, until_ms) = span_of(record, now_ns).filter(|_| samples.series.len() >= 2)?;
-        // Nobody saw the end of a lost job: what is known of it ends with its last sample.
+        // The end of a lost job was not seen: what is known of it ends with its last sample.
         let is_lost = !record.state.is_live() && record.end_ns.is_none();
         let last_ms = samples.series.times_ms.last().copied().filter(|_| is_lost);
         let end_ms = last_ms.map_or(until_ms, |last_ms| last_ms.clamp(begin_ms + 1, until_ms));

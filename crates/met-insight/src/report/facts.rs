@@ -123,7 +123,7 @@ fn changes(record: &Record) -> Vec<(String, i64)> {
     let next = earlier.iter().skip(1).map(|one| (&one.requested, &one.allocated)).chain([now]);
     let mut changes = Vec::new();
     for (one, (requested, allocated)) in earlier.iter().zip(next) {
-        // An answer that came after the end tells of a change before it.
+        // An answer that came after the end reports a change before it.
         let by_ns = record.end_ns.map_or(one.until_ns, |end_ns| one.until_ns.min(end_ns));
         let mut words = changed(&one.requested, requested, "");
         // Most managers change both at once.

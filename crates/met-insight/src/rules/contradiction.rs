@@ -9,7 +9,7 @@ use super::condition::{Compare, Expr, Math};
 use super::evaluate::{measure, metric_name};
 use super::outlook::{self, Possible};
 use super::template::written;
-use super::{Gates, Scope};
+use super::{Gates, Scope, fields};
 use crate::report::Measure;
 
 /// Of a condition with more alternatives nothing is said.
@@ -150,7 +150,7 @@ impl<'e> Bound<'e> {
         };
         let (mut low, high) = range.range().unwrap_or((f64::NEG_INFINITY, f64::INFINITY));
         if let (Expr::Field(field), Some(gates), None) = (of, gates, minus)
-            && field.name == "wall"
+            && field.name == fields::WALL
         {
             low = low.max(gates.length_s);
         }
@@ -272,7 +272,7 @@ fn unscaled(expr: &Expr, value: f64) -> (&Expr, f64) {
 fn range(expr: &Expr) -> Possible {
     match expr {
         Expr::Number(value) => exactly(*value),
-        Expr::Field(field) if field.is_at_most_one() => Possible::within(0.0, 1.0),
+        Expr::Field(field) if field.is_at_most_one => Possible::within(0.0, 1.0),
         Expr::Field(_) => Possible::within(0.0, f64::INFINITY),
         Expr::Metric(_, index) => match JOB.columns[*index] {
             ref level if level.kind == Kind::Gauge && level.unit == Unit::Celsius => Possible::ANY,

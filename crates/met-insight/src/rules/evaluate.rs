@@ -45,7 +45,7 @@ impl Subject<'_> {
     }
 }
 
-/// Whether those that came and went between two samples were counted, which exit records tell.
+/// Whether exit records counted the processes that began and ended between two samples.
 fn counts_all_processes(job: &Job<'_>) -> bool {
     job.record.totals.figure(column::PROCESSES).is_some_and(|figure| figure.kind == QualityKind::Measured)
 }

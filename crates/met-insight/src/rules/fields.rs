@@ -57,8 +57,13 @@ pub struct Field {
     pub name: &'static str,
     pub shown: Shown,
     pub help: &'static str,
+    /// A share of a whole, or yes or no: never above 1.
+    pub is_at_most_one: bool,
     read: Read,
 }
+
+/// How long a job ran.
+pub const WALL: &str = "wall";
 
 #[derive(Debug)]
 enum Read {
@@ -109,10 +114,14 @@ impl Field {
         }
     }
 
-    /// A share of a whole; power may be above its limit for a moment.
-    pub fn is_at_most_one(&self) -> bool {
-        matches!(self.name, "is_running" | "exclusive")
-            || self.shown.0 == Measure::Share && self.name != "gpu_power_ratio"
+    /// Yes or no, as 1 or 0.
+    const fn yes_or_no(self) -> Field {
+        Field { is_at_most_one: true, ..self }
+    }
+
+    /// A share that may be above 1.
+    const fn above_one(self) -> Field {
+        Field { is_at_most_one: false, ..self }
     }
 
     pub fn is_of_users(&self) -> bool {
@@ -122,6 +131,11 @@ impl Field {
 
 pub fn find(name: &str) -> Option<&'static Field> {
     FIELDS.iter().find(|field| field.name == name)
+}
+
+/// Of a whole, which it cannot exceed.
+const fn is_share(measure: Measure) -> bool {
+    matches!(measure, Measure::Share)
 }
 
 const fn job(
@@ -141,7 +155,13 @@ const fn covered_by(
     columns: &[usize],
     read: fn(&Job<'_>) -> Option<Fact>,
 ) -> Field {
-    Field { name, shown: Shown(measure), help, read: Read::Job(read, Needs::if_sampled(columns)) }
+    Field {
+        name,
+        shown: Shown(measure),
+        help,
+        is_at_most_one: is_share(measure),
+        read: Read::Job(read, Needs::if_sampled(columns)),
+    }
 }
 
 const fn later(
@@ -151,7 +171,13 @@ const fn later(
     (needs, outlook): (Needs, Outlook),
     read: fn(&Job<'_>) -> Option<Fact>,
 ) -> Field {
-    Field { name, shown: Shown(measure), help, read: Read::Later(read, needs, outlook) }
+    Field {
+        name,
+        shown: Shown(measure),
+        help,
+        is_at_most_one: is_share(measure),
+        read: Read::Later(read, needs, outlook),
+    }
 }
 
 /// Of samples of a column, and not below 0.
@@ -167,17 +193,18 @@ const fn user(
     help: &'static str,
     read: fn(&UserSum) -> Option<Fact>,
 ) -> Field {
-    Field { name, shown: Shown(measure), help, read: Read::User(read) }
+    Field { name, shown: Shown(measure), help, is_at_most_one: is_share(measure), read: Read::User(read) }
 }
 
 pub static FIELDS: &[Field] = &[
-    job("wall", Measure::Seconds, "how long the job ran, or has been running", |job| {
+    job(WALL, Measure::Seconds, "how long the job ran, or has been running", |job| {
         let wall_ns = average::wall_ns(job.record, job.now_ns)?;
         Some(Fact::measured(wall_ns as f64 / 1e9))
     }),
     job("is_running", Measure::Count, "1 while it runs, else 0", |job| {
         Some(Fact::of_request(f64::from(u8::from(job.record.state == State::Running))))
-    }),
+    })
+    .yes_or_no(),
     job(
         "cpus",
         Measure::Cores,
@@ -197,7 +224,8 @@ pub static FIELDS: &[Field] = &[
     }),
     job("exclusive", Measure::Count, "1 if its scheduler gave it whole nodes, 0 if it shared them", |job| {
         Some(Fact::of_request(f64::from(u8::from(job.record.scheduling.exclusive?))))
-    }),
+    })
+    .yes_or_no(),
     job("node_cpus", Measure::Cores, "CPUs of its nodes", |job| {
         Some(Fact::of_request(f64::from(job.machine.cpus?)))
     }),
@@ -332,7 +360,9 @@ pub static FIELDS: &[Field] = &[
         "power of its GPUs, as a share of their limits",
         GPU_POWER_RATIO,
         gpu_power_ratio,
-    ),
+    )
+    // Power may be above its limit for a moment.
+    .above_one(),
     job("gpu_sm_ratio", Measure::Share, "compute units (SMs) that had work, of its GPUs", |job| {
         let known: Option<Vec<f64>> = job.record.gpus.iter().map(|gpu| gpu.sm_activity).collect();
         let known = known.filter(|known| !known.is_empty())?;

@@ -27,7 +27,7 @@ impl Rule {
 }
 
 /// For how long a rule wants more samples of a job: if its condition holds, or cannot be judged for lack of samples. What no
-/// sample would tell is no reason.
+/// sample could show is not a reason.
 pub fn wanted_for(rule: &Rule, job: &Job<'_>) -> Option<Duration> {
     (truth(rule, job)? == Some(true)).then_some(rule.watch.as_ref()?.wanted_for)
 }

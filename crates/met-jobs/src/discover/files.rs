@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use met_core::MISSING;
 use met_core::job::CgroupPaths;
 use met_host::cgroup::{Hierarchies, Mount};
+use met_host::cgroup_files::{V1, V2};
 use met_host::{Dir, FileType, Host, KeptFile, PidPath, Share, parse};
 use rustix::io::Errno;
 
@@ -136,8 +137,8 @@ impl Files {
 
     fn counter_path(&self, hierarchy: usize, path: &Path) -> Option<PathBuf> {
         match self.hierarchies[hierarchy].kind {
-            Kind::Unified => Some(path.join("cpu.stat")),
-            Kind::Cpuacct => Some(path.join("cpuacct.usage")),
+            Kind::Unified => Some(path.join(V2.cpu_usage)),
+            Kind::Cpuacct => Some(path.join(V1.cpu_usage)),
             Kind::Memory | Kind::Other => None,
         }
     }
@@ -183,13 +184,13 @@ impl Files {
     pub(crate) fn memory_of(&self, path: &Path) -> Memory {
         let buffer = &mut *self.buffer.borrow_mut();
         let mut memory = Memory::UNKNOWN;
-        let files = [(Kind::Unified, "memory.peak", "memory.events"), (Kind::Memory, V1_PEAK, V1_OOM)];
-        for (kind, peak, events) in files {
+        let files = [(Kind::Unified, V2), (Kind::Memory, V1)];
+        for (kind, names) in files {
             let Some(hierarchy) = self.of_kind(kind) else { continue };
             let dir = &self.hierarchies[hierarchy].dir;
-            if dir.read(path.join(peak), buffer).is_ok() {
+            if dir.read(path.join(names.memory_peak), buffer).is_ok() {
                 let peak_bytes = parse::cell(buffer.trim_ascii());
-                let read = dir.read(path.join(events), buffer);
+                let read = dir.read(path.join(names.memory_kills), buffer);
                 let oom_kills = if read.is_ok() { parse::value_of(buffer, "oom_kill") } else { MISSING };
                 memory.raise(Memory { peak_bytes, oom_kills });
             }
@@ -210,7 +211,7 @@ impl Files {
     pub(crate) fn alarm_at_oom(&self, path: &Path, alarm: &OwnedFd) -> bool {
         let Some(hierarchy) = self.of_kind(Kind::Memory) else { return false };
         let real = self.real_path(hierarchy, path);
-        let Ok(control) = File::open(real.join(V1_OOM)) else { return false };
+        let Ok(control) = File::open(real.join(V1.memory_kills)) else { return false };
         let order = format!("{} {}", alarm.as_raw_fd(), control.as_raw_fd());
         let event_control = OpenOptions::new().write(true).open(real.join("cgroup.event_control"));
         event_control.is_ok_and(|mut file| file.write_all(order.as_bytes()).is_ok())
@@ -271,9 +272,6 @@ impl Files {
         u32::try_from(parse::value_of(buffer, "Uid")).ok()
     }
 }
-
-const V1_PEAK: &str = "memory.max_usage_in_bytes";
-const V1_OOM: &str = "memory.oom_control";
 
 /// What a removed cgroup answers, by its name and by a descriptor of it.
 fn is_gone(error: &io::Error) -> bool {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use met_core::gpu_holding::{self, GpuRef};
 use met_core::job::CgroupPaths;
+use met_host::cgroup_files::{CPU_PERIOD_V1, UNLIMITED_BYTES, V1, V2};
 use met_host::{Host, parse};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,9 +13,6 @@ pub struct Limits {
     pub memory_bytes: Option<i64>,
     pub gpus: Option<i64>,
 }
-
-/// A v1 limit that was never set is the largest number of pages there is.
-const UNLIMITED_BYTES: i64 = 1 << 60;
 
 pub fn read(host: &Host, cgroup: &CgroupPaths) -> Limits {
     let mut reader = Reader { host, buffer: Vec::new() };
@@ -53,20 +51,20 @@ impl Reader<'_> {
             (quota > 0 && period > 0).then(|| i64::try_from(quota.div_ceil(period)).ok()).flatten()
         };
         if let Some(unified) = &cgroup.unified
-            && let Some(text) = self.file(unified, "cpu.max")
+            && let Some(text) = self.file(unified, V2.cpu_quota)
         {
             let mut fields = parse::fields(text);
             return cpus(parse::u64(fields.next()?)?, parse::u64(fields.next()?)?);
         }
         folders(cgroup, "cpu").iter().find_map(|folder| {
-            let quota = parse::u64(self.file(folder, "cpu.cfs_quota_us")?)?;
-            cpus(quota, parse::u64(self.file(folder, "cpu.cfs_period_us")?)?)
+            let quota = parse::u64(self.file(folder, V1.cpu_quota)?)?;
+            cpus(quota, parse::u64(self.file(folder, CPU_PERIOD_V1)?)?)
         })
     }
 
     fn memory(&mut self, cgroup: &CgroupPaths) -> Option<i64> {
-        let unified = cgroup.unified.as_deref().map(|folder| (folder, "memory.max"));
-        let memory = cgroup.memory.as_deref().map(|folder| (folder, "memory.limit_in_bytes"));
+        let unified = cgroup.unified.as_deref().map(|folder| (folder, V2.memory_limit));
+        let memory = cgroup.memory.as_deref().map(|folder| (folder, V1.memory_limit));
         // Hybrid hosts have no memory in the unified hierarchy; the file is not there, then.
         [unified, memory].into_iter().flatten().find_map(|(folder, name)| {
             parse::i64(self.file(folder, name)?).filter(|bytes| (1..UNLIMITED_BYTES).contains(bytes))

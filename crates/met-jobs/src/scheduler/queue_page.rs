@@ -19,7 +19,7 @@ pub struct PageOf {
     pub label: &'static str,
     /// All jobs that have not begun,
     pub pending: &'static str,
-    /// and those of them that somebody holds.
+    /// and those of them that are held.
     pub held: &'static str,
 }
 

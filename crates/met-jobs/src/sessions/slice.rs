@@ -1,6 +1,7 @@
 //! The slice in which systemd keeps all that a user runs. Its counter includes processes that were never seen.
 
 use met_host::cgroup::Mount;
+use met_host::cgroup_files::V2;
 use met_host::{Host, parse};
 
 /// The CPU time of everything that a user runs, except the user's own systemd.
@@ -8,7 +9,7 @@ pub fn slice_cpu_ns(host: &Host, unified: &Mount, uid: u32) -> Option<u64> {
     let slice = unified.point.join(format!("user.slice/user-{uid}.slice"));
     let mut text = Vec::new();
     let mut used_ns = |path: std::path::PathBuf| {
-        host.read_small(path.join("cpu.stat"), &mut text).ok()?;
+        host.read_small(path.join(V2.cpu_usage), &mut text).ok()?;
         u64::try_from(parse::value_of(&text, "usage_usec")).ok()?.checked_mul(1000)
     };
     let init_ns = used_ns(slice.join(format!("user@{uid}.service/init.scope"))).unwrap_or(0);

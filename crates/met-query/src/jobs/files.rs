@@ -56,13 +56,13 @@ impl FromFiles {
         Ok(FromFiles { host, place, store, unread: Mutex::default() })
     }
 
-    fn ask<T>(&self, question: impl FnOnce(&Reader) -> Result<T>) -> Result<T> {
+    fn read<T>(&self, query: impl FnOnce(&Reader) -> Result<T>) -> Result<T> {
         let mut held = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         let store = match held.take() {
             Some(store) => store,
             None => open_store(&self.place)?,
         };
-        question(held.insert(store))
+        query(held.insert(store))
     }
 
     /// Who writes is done in a moment, or is a daemon that was just starting: then it is the one to ask.
@@ -122,11 +122,11 @@ fn open_store(place: &Place) -> Result<Reader> {
     })
 }
 
-/// Nobody else reads the files of a user here.
+/// Only the user reads their files here.
 impl Query for FromFiles {
     fn jobs(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<(Page, Vec<String>)> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(nothing()) };
-        self.ask(|store| {
+        self.read(|store| {
             let stored = filter.to_store();
             let mut page = store.page_with(&stored, |running| {
                 *running = self.up_to_date(store, std::mem::take(running));
@@ -140,7 +140,7 @@ impl Query for FromFiles {
     }
 
     fn find(&self, viewer: &Viewer, job: &JobRef, after: Option<&Cursor>) -> Result<Page> {
-        self.ask(|store| {
+        self.read(|store| {
             let (jobs, next) = page_of(find_in(store, viewer, job)?, after);
             self.damage(store).iter().for_each(|warning| tracing::warn!("{warning}"));
             Ok(Page { jobs: self.up_to_date(store, jobs), next })
@@ -148,7 +148,7 @@ impl Query for FromFiles {
     }
 
     fn series(&self, viewer: &Viewer, key: &JobKey, after_ms: i64) -> Result<Series> {
-        self.ask(|store| match sees(store, viewer, key)? {
+        self.read(|store| match sees(store, viewer, key)? {
             true => Ok(store.series_of_job_between(key, after_ms.saturating_add(1), i64::MAX)?),
             false => Ok(Series::new(&JOB)),
         })
@@ -162,14 +162,14 @@ impl Query for FromFiles {
         part: &str,
         after_ms: i64,
     ) -> Result<Series> {
-        self.ask(|store| match sees(store, viewer, key)? {
+        self.read(|store| match sees(store, viewer, key)? {
             true => Ok(store.job_series_between(key, table, part, after_ms.saturating_add(1), i64::MAX)?),
             false => Ok(Series::new(table)),
         })
     }
 
     fn gpu_series(&self, viewer: &Viewer, key: &JobKey, uuid: &str, after_ms: i64) -> Result<Series> {
-        self.ask(|store| match sees(store, viewer, key)? {
+        self.read(|store| match sees(store, viewer, key)? {
             true => Ok(gpu_series(store, key, uuid, after_ms)?),
             false => Ok(Series::new(&gpu::device::TABLE)),
         })
@@ -177,25 +177,25 @@ impl Query for FromFiles {
 
     fn memberships(&self, viewer: &Viewer, filter: &JobsFilter) -> Result<Vec<Membership>> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
-        self.ask(|store| Ok(store.memberships(&filter.to_store_whole())?))
+        self.read(|store| Ok(store.memberships(&filter.to_store_whole())?))
     }
 
     fn usage(&self, viewer: &Viewer, ask: &UsageAsk) -> Result<Usage> {
         let live = every_job(self, viewer, &running())?;
-        self.ask(|store| usage_in(store, viewer, ask, &live))
+        self.read(|store| usage_in(store, viewer, ask, &live))
     }
 
     fn reactions(&self, viewer: &Viewer) -> Result<Vec<Reaction>> {
-        self.ask(|store| Ok(react::seen(viewer, met_store::reactions(store)?)))
+        self.read(|store| Ok(react::seen(viewer, met_store::reactions(store)?)))
     }
 
     fn queues(&self, viewer: &Viewer) -> Result<Vec<Queue>> {
-        self.ask(|store| Ok(queues::seen(viewer, store)?))
+        self.read(|store| Ok(queues::seen(viewer, store)?))
     }
 
     fn sums(&self, viewer: &Viewer, filter: &JobsFilter, span: &SumSpan) -> Result<Vec<Sum>> {
         let Some(filter) = viewer.restrict(filter) else { return Ok(Vec::new()) };
-        self.ask(|store| Ok(store.sums(&filter.to_store_whole(), span)?))
+        self.read(|store| Ok(store.sums(&filter.to_store_whole(), span)?))
     }
 
     fn nodes(&self, _: &Viewer) -> Result<Vec<NodeStatus>> {
@@ -203,12 +203,12 @@ impl Query for FromFiles {
     }
 
     fn node_parts(&self, since_ms: i64) -> Result<Option<Vec<NodePart>>> {
-        self.ask(|store| Ok(Some(store.node_parts_between(since_ms, i64::MAX)?)))
+        self.read(|store| Ok(Some(store.node_parts_between(since_ms, i64::MAX)?)))
     }
 
     fn node_part_series(&self, table: &'static Table, part: &str, after_ms: i64) -> Result<Option<Series>> {
         let begin_ms = after_ms.saturating_add(1);
-        self.ask(|store| Ok(Some(store.node_part_series(table, part, begin_ms, i64::MAX)?)))
+        self.read(|store| Ok(Some(store.node_part_series(table, part, begin_ms, i64::MAX)?)))
     }
 }
 
@@ -218,13 +218,13 @@ impl Source for FromFiles {
     }
 
     fn again(&self) -> Option<Box<dyn Source>> {
-        let store = self.ask(|store| Ok(store.another()?)).ok()?;
+        let store = self.read(|store| Ok(store.another()?)).ok()?;
         let (host, place) = (self.host.clone(), self.place.clone());
         Some(Box::new(FromFiles { host, place, store: Mutex::new(Some(store)), unread: Mutex::default() }))
     }
 
     fn whole_series(&self, record: &Record, wanted: Columns) -> Result<Option<Series>> {
-        self.ask(|store| Ok(Some(store.series_of(record, wanted)?)))
+        self.read(|store| Ok(Some(store.series_of(record, wanted)?)))
     }
 
     fn unread(&self) -> Option<String> {

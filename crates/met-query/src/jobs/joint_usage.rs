@@ -133,9 +133,9 @@ mod tests {
             Box::new(Kept(Some(Mutex::new(Reader::open(state).unwrap()))))
         }
 
-        fn ask<T>(&self, question: impl FnOnce(&Reader) -> Result<T>) -> Result<T> {
+        fn ask<T>(&self, query: impl FnOnce(&Reader) -> Result<T>) -> Result<T> {
             let store = self.0.as_ref().ok_or(Unreachable::Silent { pid: Some(7) })?;
-            question(&store.lock().unwrap())
+            query(&store.lock().unwrap())
         }
     }
 

@@ -20,7 +20,7 @@ use crate::queues;
 use crate::setting::Setting;
 use crate::viewer::Viewer;
 
-/// Daemons come and go: for each request those are asked that are there.
+/// Each request goes to the daemons that run at that moment.
 pub struct OwnJobs {
     setting: Setting,
 }

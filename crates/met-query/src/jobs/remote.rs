@@ -29,10 +29,10 @@ use crate::sample_more::SamplesMore;
 use crate::viewer::Viewer;
 use met_core::listing::Cursor;
 
-/// A daemon before pages tells so many jobs in one reply.
+/// A daemon without pages sends so many jobs in one reply.
 const OLDER_PAGE_JOBS: usize = 1000;
 
-/// Somebody who answers requests: a daemon on its socket, or a server.
+/// What answers requests: a daemon on its socket, or a server.
 pub trait Answers: Send {
     /// Asks and waits for the answer; the error says in full why there is none.
     fn call(&mut self, request: &Request) -> Result<Reply>;
@@ -40,7 +40,7 @@ pub trait Answers: Send {
     fn what(&self) -> &'static str;
 }
 
-/// Whoever answers knows by the connection who asks and applies the rule of that viewer; the viewer given here narrows
+/// The daemon or server knows the caller by the connection and applies the rule of that viewer; the viewer given here narrows
 /// the answer further.
 pub struct Remote {
     answers: Mutex<Box<dyn Answers>>,
@@ -160,7 +160,7 @@ impl Remote {
         }
     }
 
-    /// Whether the viewer sees the job. Whoever answers shows some viewers more than this one may see.
+    /// Whether the viewer sees the job. The daemon or server may show more than this viewer may see.
     fn sees(&self, viewer: &Viewer, key: &JobKey) -> Result<bool> {
         if viewer.sees_all() {
             return Ok(true);
@@ -212,7 +212,7 @@ impl Query for Remote {
         };
         page.jobs.retain(|record| viewer.sees(record));
         if page.jobs.is_empty() && page.next.is_none() && !viewer.sees_all() {
-            // The newest of all is somebody else's.
+            // The newest of all belongs to another user.
             let name = match job {
                 JobRef::Id { .. } => return Ok(page),
                 JobRef::Name(name) => Some(name.clone()),

@@ -42,7 +42,7 @@ impl Accounts {
         Ok(Accounts { file: Some(path.to_owned()), known })
     }
 
-    /// As somebody else finds out from time to time.
+    /// With what the scheduler or the file says now.
     pub fn replace(&self, members: Memberships) {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).members = members;
     }

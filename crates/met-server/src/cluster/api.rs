@@ -85,7 +85,7 @@ impl Api {
     /// The client, by a token, else by a certificate with the name of a node.
     fn owner(&self, peer: &Peer, headers: &HeaderMap) -> Result<TokenOwner, Problem> {
         let owner = self.shown(peer, headers)?;
-        peer.standing.prove();
+        peer.connection.mark_authenticated();
         Ok(owner)
     }
 

@@ -17,7 +17,7 @@ pub(super) struct OpenFiles {
     logs: Idle<Log>,
 }
 
-/// What nobody uses now; `None` when nothing is to stay open any more.
+/// What is not in use now; `None` when nothing is to stay open.
 struct Idle<T>(Mutex<Option<Vec<T>>>);
 
 impl<T> Default for Idle<T> {
@@ -63,7 +63,7 @@ impl OpenFiles {
             None => Reader::open_without_space(&view.state, &view.backends)?,
         };
         let answer = ask(&reader)?;
-        // Day files are removed by others, and their space is free when nobody has them open.
+        // Day files are removed by others, and their space is free once they are closed.
         reader.close_files();
         if reader.is_current() {
             self.stores.put(reader);

@@ -33,7 +33,7 @@ use super::view::ClusterView;
 const LATE_NS: i64 = 180_000_000_000;
 /// Of all parts of a node together, which have fewer columns than a job.
 const NODE_PAGE_SAMPLES: usize = 100_000;
-/// A list of so many jobs fits a screen that somebody watches. A longer one is read by a program, or counted.
+/// A list of so many jobs fits a screen that a user watches. A longer one is read by a program, or counted.
 const WATCHED_JOBS_MAX: usize = 100;
 /// By how much the clock of a node may be ahead of this one.
 const AHEAD_MS: i64 = 6 * 3_600_000;

@@ -1,5 +1,5 @@
 //! `pcie_bw` of AMD GPUs: packets that the GPU received and sent in a second. The kernel waits for that second
-//! whenever the file is read, so a thread reads it, and only while somebody wants to know.
+//! whenever the file is read, so a thread reads it, and only while it is requested.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};

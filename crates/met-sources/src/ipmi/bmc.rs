@@ -33,7 +33,7 @@ pub(super) enum Completion<'a> {
     Never(u8),
 }
 
-/// Tells the completion codes of IPMI apart (specification 2.0, table 5-2). One without a code is an answer that was
+/// Distinguishes the completion codes of IPMI (specification 2.0, table 5-2). One without a code is an answer that was
 /// cut off on its way.
 pub(super) fn complete(reply: &[u8]) -> Completion<'_> {
     const CUT_OFF: u8 = 0xff;

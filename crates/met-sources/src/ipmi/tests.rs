@@ -253,13 +253,16 @@ fn a_slow_controller_delays_nothing_else() {
         asked = asked.display(),
         answer = answer.display()
     );
-    let options = Options {
+    let program = folder.path().join("program");
+    std::fs::write(&program, script).unwrap();
+    let mut options = Options {
         only: Some(&["ipmi", "node"]),
         node: true,
-        ipmi_command: ["sh", "-c", &script].map(str::to_owned).to_vec(),
         period_max: Some(Duration::from_nanos(1)),
         ..Options::default()
     };
+    let choice = options.choices.entry(SPEC.name).or_default();
+    choice.set(&COMMAND, &format!("sh {}", program.display())).unwrap();
     let mut runner = Runner::open(&Host::real().unwrap(), &options);
     let mut rows = |wait: Duration| {
         runner.wait(wait);

@@ -8,7 +8,7 @@ const KEPT_MAX: usize = 16;
 
 #[derive(Default)]
 pub(super) struct Duty {
-    /// Tells the thread that is on duty from those that GPUs keep.
+    /// Distinguishes the thread that is on duty from those that are blocked by a GPU.
     pub crew: u64,
     /// Where it is, and since when.
     at: Option<(Arc<str>, i64)>,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::Duration;
 
 use met_core::MISSING;
-use met_core::gpu::device;
+use met_core::gpu::{device, vendor};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::nvmlDevice_t;
@@ -26,7 +26,7 @@ const GPU_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 500 } else {
 /// long as the driver likes: only the source's own threads keep it, and readers for a moment.
 #[derive(Clone)]
 pub(super) struct Loaded {
-    /// Tells one loading from the next.
+    /// Distinguishes one loading from the next.
     pub number: u64,
     pub nvml: Arc<Nvml>,
     pub gpus: Arc<[GpuFacts]>,
@@ -225,7 +225,7 @@ fn facts_of(device: &Device<'_>, index: u32) -> Result<GpuFacts, NvmlError> {
             index.to_string(),
             uuid.clone(),
             name.clone(),
-            "nvidia".to_owned(),
+            vendor::NVIDIA.to_owned(),
             String::new(),
             minor,
         ],
@@ -269,7 +269,7 @@ fn part_facts(device: &Device<'_>, gpu: u32, position: u32, name: &str, parent: 
         format!("{gpu}.{position}"),
         device.uuid().ok()?,
         format!("{name} MIG {slices}g"),
-        "nvidia".to_owned(),
+        vendor::NVIDIA.to_owned(),
         parent.to_owned(),
         String::new(),
         format!("{gpu_instance}/{compute_instance}"),

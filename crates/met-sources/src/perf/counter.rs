@@ -60,7 +60,7 @@ impl Counter {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a new descriptor without another owner.
         Ok(Counter { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 
@@ -114,7 +114,7 @@ impl Count {
     /// As if it had been counted all the time; nothing where it never was.
     pub fn scaled(self) -> Option<i64> {
         let whole = match (self.enabled_ns, self.running_ns) {
-            // Nobody ran there: nothing happened.
+            // No process ran there: nothing happened.
             (0, _) => u128::from(self.value),
             (_, 0) => return None,
             (enabled, running) => {

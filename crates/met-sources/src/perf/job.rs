@@ -8,7 +8,7 @@ use met_core::job::{EventCount, QualityKind, UncountedEvent};
 use super::counter::{Begin, Counter, Scope, Sum};
 use super::event::{Event, Mode};
 
-/// Below this share of its time a hardware counter has been pushed aside by somebody else's.
+/// Below this share of its time a hardware counter has been displaced by other programs' counters.
 const CROWDED_SHARE: f64 = 0.25;
 /// What every processor can count at once: below that, it is not ourselves who are in the way.
 const COUNTERS_MIN: usize = 4;
@@ -33,7 +33,7 @@ struct Counted {
     counters: Vec<Counter>,
     /// Counted in user code alone, because nothing else was allowed.
     user_only: bool,
-    /// The reading when the counters were closed for somebody else.
+    /// The reading when the counters were closed for other programs.
     given_up: Option<Sum>,
     judged: Sum,
 }
@@ -178,7 +178,7 @@ impl Counters {
         self.events.iter().any(|counted| counted.is_held())
     }
 
-    /// Closes the processor's counters if somebody else needs them: ours ran far less than they could.
+    /// Closes the processor's counters if other programs need them: ours ran far less than they could.
     /// Returns the events that were given up now.
     pub fn yield_if_crowded(&mut self) -> Vec<String> {
         let held = self.held();

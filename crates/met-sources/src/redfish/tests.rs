@@ -88,15 +88,16 @@ fn machine(credentials: &str, mode: u32) -> Machine {
     machine
 }
 
+fn set(options: &mut Options, option: &SourceOption, text: &str) {
+    options.choices.entry(SPEC.name).or_default().set(option, text).unwrap();
+}
+
 fn options(url: &str) -> Options {
-    let redfish = Redfish {
-        url: url.to_owned(),
-        credentials: "/etc/met/redfish".into(),
-        certificate: Some("/etc/met/certificate.pem".into()),
-        verify: true,
-        chassis: ChassisChoice::First,
-    };
-    Options { redfish: Some(redfish), ..Options::default() }
+    let mut options = Options::default();
+    set(&mut options, &URL, url);
+    set(&mut options, &CREDENTIALS, "/etc/met/redfish");
+    set(&mut options, &super::CERTIFICATE, "/etc/met/certificate.pem");
+    options
 }
 
 fn check(text: &str) {
@@ -122,19 +123,20 @@ fn the_power_of_every_chassis_is_read_over_https() {
 #[test]
 fn an_untrusted_certificate_is_refused_unless_configured_otherwise() {
     let machine = machine("operator:s3cret", 0o600);
-    let mut options = options(&server(true));
-    options.redfish.as_mut().unwrap().certificate = None;
+    let mut options = Options::default();
+    set(&mut options, &URL, &server(true));
+    set(&mut options, &CREDENTIALS, "/etc/met/redfish");
     let text = machine.read_with(&SPEC, SLOW, &options);
     assert!(text.starts_with("error: https://127.0.0.1:"), "{text}");
-    options.redfish.as_mut().unwrap().verify = false;
+    set(&mut options, &VERIFY, "no");
     check(&machine.read_with(&SPEC, SLOW, &options));
 }
 
 /// What is read with this choice, and what falls short.
-fn look(choice: ChassisChoice) -> (String, Option<Shortfall>) {
+fn look(choice: Option<&str>) -> (String, Option<Shortfall>) {
     let machine = machine("operator:s3cret", 0o600);
     let mut options = options(&server(false));
-    options.redfish.as_mut().unwrap().chassis = choice;
+    choice.iter().for_each(|choice| set(&mut options, &CHASSIS, choice));
     let mut source = open(&machine.host, &options).unwrap();
     let mut batches = [Batch::new(&TABLE)];
     let result = source.read(&met_host::Targets::default(), &SLOW, &mut batches);
@@ -151,7 +153,7 @@ fn look(choice: ChassisChoice) -> (String, Option<Shortfall>) {
 
 #[test]
 fn of_several_chassis_the_first_is_the_machine_and_doctor_reports_it() {
-    let (text, shortfall) = look(ChassisChoice::First);
+    let (text, shortfall) = look(None);
     assert_eq!(text, "0 1 System Power Control 344500\n1 Blade2 EnvironmentMetrics 374125\n");
     let shortfall = shortfall.unwrap();
     assert!(shortfall.detail.contains("chassis 1") && shortfall.detail.contains("Blade2"), "{shortfall:?}");
@@ -159,16 +161,16 @@ fn of_several_chassis_the_first_is_the_machine_and_doctor_reports_it() {
 
 #[test]
 fn the_chassis_that_was_named_is_the_machine() {
-    let (text, shortfall) = look(ChassisChoice::Named("Blade2".into()));
+    let (text, shortfall) = look(Some("Blade2"));
     assert_eq!(text, "1 1 System Power Control 344500\n0 Blade2 EnvironmentMetrics 374125\n");
     assert_eq!(shortfall, None);
-    let (text, _) = look(ChassisChoice::Named("Blade3".into()));
+    let (text, _) = look(Some("Blade3"));
     assert_eq!(text, "error: no chassis \"Blade3\" with a meter; known: 1, Blade2, 4\n");
 }
 
 #[test]
 fn all_chassis_are_added_only_if_asked_for() {
-    let (text, shortfall) = look(ChassisChoice::Sum);
+    let (text, shortfall) = look(Some("all"));
     let rows = "1 1 System Power Control 344500\n2 Blade2 EnvironmentMetrics 374125\n";
     assert_eq!(text, format!("0 all sum 718625\n{rows}"));
     assert_eq!(shortfall, None);
@@ -177,10 +179,9 @@ fn all_chassis_are_added_only_if_asked_for() {
 /// The script of a controller, one look after the other: `None` did not answer.
 fn chassis_after(looks: &[[Option<i64>; 2]], choice: ChassisChoice) -> Vec<Vec<(u32, i64)>> {
     let machine = machine("operator:s3cret", 0o600);
-    let mut options = options("http://127.0.0.1:1");
-    options.redfish.as_mut().unwrap().chassis = choice.clone();
+    let options = options("http://127.0.0.1:1");
     let mut chassis = Chassis {
-        agent: agent(&machine.host, options.redfish.as_ref().unwrap()).unwrap(),
+        agent: agent(&machine.host, &Redfish::configured(&options).unwrap()).unwrap(),
         url: String::new(),
         authorization: String::new(),
         choice,

@@ -34,7 +34,7 @@ const GATHER_MANY: Duration = Duration::from_millis(20);
 const MANY: usize = 500;
 /// How soon the thread notices that it is to end.
 const LOOK_UP: Duration = Duration::from_secs(1);
-/// What nobody asks for between two ticks is dropped beyond this, and counted.
+/// Records beyond this that are not read between two ticks are dropped, and counted.
 const KEPT_MAX: usize = 1 << 15;
 /// So many are better taken before the next tick: they take 700 kB.
 const CROWD: usize = 1 << 11;
@@ -126,7 +126,7 @@ impl Exits {
         self.since_ns
     }
 
-    /// Whether forks are reported: otherwise a child of a child that was never seen is nobody's.
+    /// Whether forks are reported: otherwise a child of a child that was never seen is of no job.
     pub fn knows_births(&self) -> bool {
         self.knows_births
     }
@@ -146,7 +146,7 @@ impl Drop for Exits {
         self.ends.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It ends within a second by itself; nobody waits for it.
+            // It ends within a second by itself.
             drop(thread);
         }
     }
@@ -158,7 +158,7 @@ fn lock(listener: &Mutex<Listener>) -> MutexGuard<'_, Listener> {
 
 fn listen(listener: &Mutex<Listener>, end: &AtomicBool) {
     let timeout = Timespec::try_from(LOOK_UP).ok();
-    // Descriptors of its own: while it waits for news, nobody else is kept from taking them.
+    // Descriptors of its own: while it waits for records, others can take them.
     let sockets = {
         let listener = lock(listener);
         let births = listener.births.as_ref().map(Socket::try_clone);
@@ -309,7 +309,7 @@ impl Listener {
                         break;
                     }
                 }
-                // The kernel had more to tell than there was room for.
+                // The kernel had more records than there was room for.
                 Err(_) => {
                     self.news.losses += 1;
                     if self.heard_nothing_more() {

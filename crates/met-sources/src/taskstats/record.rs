@@ -7,7 +7,7 @@ use met_host::netlink::{u16_at, u32_at, u64_at};
 const VERSION_MIN: u16 = 8;
 /// Fields were put into the middle, and taken out again with the next version.
 const VERSION_SHUFFLED: u16 = 15;
-/// The thread tells when it is the last of its process since this version.
+/// Since this version a record says whether its thread was the last of its process.
 const VERSION_LAST_OF_GROUP: u16 = 12;
 const FLAG_LAST_OF_GROUP: u8 = 0x20;
 

@@ -157,7 +157,7 @@ fn paged(store: &Queries, filter: &Filter, size: usize) -> Vec<JobKey> {
         let next = store.page(&page).unwrap();
         assert!(next.jobs.len() <= size);
         found.extend(keys(&next.jobs));
-        // Time goes on while somebody turns pages.
+        // Time passes while a user turns pages.
         page.page.now_ns += SECOND_NS;
         match next.next {
             Some(next) => page.page.after = Some(next),

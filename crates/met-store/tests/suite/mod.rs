@@ -34,7 +34,7 @@ use usage::*;
 
 const DAY_S: i64 = 86_400;
 
-/// A store that nobody has used.
+/// A new store.
 pub struct Place {
     state: TempDir,
     pub backends: Backends,
@@ -154,7 +154,7 @@ fn same(left: &Series, right: &Series) -> bool {
     left.times_ms == right.times_ms && left.columns == right.columns
 }
 
-/// A job of a scheduler, as its node tells it and as the two were joined.
+/// A job of a scheduler, as its node reports it and as the two were joined.
 fn reported(node: &Record, state: State, asked_ns: i64) -> Record {
     let mut record = node.clone();
     record.state = state;
@@ -557,7 +557,7 @@ pub fn store_and_inbox_are_shown_as_one(place: &Place) {
     assert_eq!(reader.find(None, "1").unwrap(), std::slice::from_ref(&whole));
     assert!(!dir.path().join("end").exists());
 
-    // Whoever was given up for lost has an end after all.
+    // A job that was given up for lost has an end after all.
     whole.state = State::Lost;
     writer.put(&whole).unwrap();
     dir.write_end(&finished(1, place.start_s)).unwrap();
@@ -616,7 +616,7 @@ pub fn changes_come_in_the_order_of_writing_and_the_last_word_on_a_job_is_the_la
     writer.put(&running(1, place.start_s)).unwrap();
     assert_eq!(writer.newest_change().unwrap(), 4, "what comes late and changes nothing is no change");
 
-    // A job that goes takes its number with it, and nobody gets it again.
+    // The number of a removed job is never used again.
     writer.remove(&end.key).unwrap();
     writer.put_instead(&[finished(2, place.start_s)], &[running(3, place.start_s).key]).unwrap();
     assert_eq!(reported(&writer, 0, 9), [change(5, "2", State::Finished)]);

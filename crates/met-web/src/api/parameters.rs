@@ -58,10 +58,22 @@ pub struct Parameter {
     pub name: &'static str,
     pub kind: Kind,
     pub help: &'static str,
+    /// An earlier name, which is accepted and not documented.
+    pub earlier_name: Option<&'static str>,
 }
 
 pub const fn parameter(name: &'static str, kind: Kind, help: &'static str) -> Parameter {
-    Parameter { name, kind, help }
+    Parameter { name, kind, help, earlier_name: None }
+}
+
+impl Parameter {
+    pub const fn renamed_from(self, earlier_name: &'static str) -> Parameter {
+        Parameter { earlier_name: Some(earlier_name), ..self }
+    }
+
+    fn is_named(&self, name: &str) -> bool {
+        self.name == name || self.earlier_name == Some(name)
+    }
 }
 
 pub const FORMAT: Parameter = parameter(
@@ -207,7 +219,7 @@ impl Given {
         let mut given = Given::default();
         for (name, text) in pairs {
             let parameter =
-                known.iter().find(|known| known.name == name).ok_or_else(|| unknown(name, known))?;
+                known.iter().find(|known| known.is_named(name)).ok_or_else(|| unknown(name, known))?;
             if !text.is_empty() {
                 let value = read(parameter, text).map_err(|why| Problem::field(parameter.name, why))?;
                 given.add(parameter.name, value)?;

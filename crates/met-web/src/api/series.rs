@@ -16,11 +16,14 @@ use utoipa::openapi::{ObjectBuilder, Schema, Type};
 
 use super::endpoint::{self, Action, Endpoint};
 use super::jobs::whole_job;
-use super::parameters::{self, COLUMNS, FORMAT, POINTS, SINCE, UNTIL, parameter};
+use super::parameters::{self, COLUMNS, FORMAT, POINTS, Parameter, SINCE, UNTIL, parameter};
 use super::schemas::{list, of, optional, time, with_keys};
 use super::{Asked, Visible, nodes};
 use crate::problem::Problem;
 use crate::samples::{self, NODE_VALUES_MAX};
+
+const GPU: Parameter =
+    parameter("gpu", parameters::Kind::Text, "uuid of a GPU of the job").renamed_from("card");
 
 pub(super) const ENDPOINTS: &[Endpoint] = &[
     Endpoint {
@@ -28,7 +31,7 @@ pub(super) const ENDPOINTS: &[Endpoint] = &[
         help: "samples of a job, of one of its GPUs or events, or of its details",
         answer: "its samples: `times`, `columns`, `table`, `part`, `next`",
         parameters: &[
-            parameter("card", parameters::Kind::Text, "uuid of a GPU of the job"),
+            GPU,
             parameter("event", parameters::Kind::Text, "name of a perf event"),
             parameter("details", parameters::Kind::Flag, "the details of the job"),
             COLUMNS,
@@ -111,7 +114,7 @@ fn window_ms(asked: &Asked) -> Result<(i64, i64), Problem> {
 
 fn of_job(visible: &Visible<'_>, asked: &Asked) -> Result<Value, Problem> {
     let given = &asked.given;
-    let (gpu, event) = (given.text("card"), given.text("event"));
+    let (gpu, event) = (given.text(GPU.name), given.text("event"));
     let selectors = [gpu.is_some(), event.is_some(), given.flag("details")];
     if selectors.into_iter().filter(|is_given| *is_given).count() > 1 {
         return Err(Problem::asked("one request returns one series; give a single selector"));
@@ -157,7 +160,7 @@ fn has_part(record: &Record, table: &Table, part: &str) -> Result<(), Problem> {
         Err(Problem::field(field, format!("the job has no {what} {part:?}; it has {known}")))
     };
     if table.name == gpu::device::TABLE.name && !record.gpus.iter().any(|gpu| gpu.uuid == part) {
-        return unknown("card", "GPU", record.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect());
+        return unknown(GPU.name, "GPU", record.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect());
     }
     let is_counted = |event: &str| record.events.iter().any(|counted| counted.name == event);
     let may_be = record.state.is_live() && perf::check(part).is_ok();

@@ -122,7 +122,7 @@ async fn answer(
     body: Body,
 ) -> Result<Response, Problem> {
     let admitted = api.admission.admit(&request.peer, &request.headers)?;
-    request.peer.standing.prove();
+    request.peer.connection.mark_authenticated();
     let given = Given::parse(&request.uri, &[])?;
     let asked = Asked { path: super::checked(request.path)?, given, csv: false };
     let body = match write.body {

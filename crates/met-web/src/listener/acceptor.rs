@@ -25,7 +25,7 @@ use tower_service::Service;
 use super::connection_limits::ConnectionLimits;
 use super::headers;
 use super::idle_timeout::IdleTimeout;
-use super::lobby::{Lobby, Standing};
+use super::open_connections::{ConnectionState, OpenConnections};
 use super::passwords::{self, Passwords, Verdict};
 use super::peer::{Certificate, Peer};
 use super::web_config::{Files, WebConfig};
@@ -48,7 +48,7 @@ pub(super) struct Acceptor {
     options: Options,
     router: Router,
     room: Arc<Semaphore>,
-    lobby: Arc<Lobby>,
+    open: Arc<OpenConnections>,
     limits: ConnectionLimits,
     rules: Mutex<Rules>,
 }
@@ -102,7 +102,7 @@ impl Acceptor {
         let web = Web::load(options.web_config.as_deref(), &mut files)?;
         let acceptor = Acceptor {
             room: Arc::new(Semaphore::new(options.connections_max)),
-            lobby: Arc::default(),
+            open: Arc::default(),
             limits: ConnectionLimits::of(options.connections_max),
             rules: Mutex::new(Rules { web: Arc::new(web), files, looked: Instant::now() }),
             options,
@@ -154,11 +154,11 @@ impl Acceptor {
                     let Some(slot) = self.limits.take(address.ip()) else { continue };
                     let Some(place) = self.place().await else { return };
                     let (acceptor, watcher) = (Arc::clone(&self), graceful.watcher());
-                    let guest = self.lobby.enter();
+                    let open = self.open.add();
                     tokio::spawn(async move {
-                        let peer = Peer { standing: guest.standing.clone(), ..Peer::at(address) };
-                        guest.serve(acceptor.admit(stream, peer, watcher)).await;
-                        drop((place, slot, guest));
+                        let peer = Peer { connection: open.state.clone(), ..Peer::at(address) };
+                        open.serve(acceptor.admit(stream, peer, watcher)).await;
+                        drop((place, slot, open));
                     });
                 }
                 Err(error) => {
@@ -175,7 +175,7 @@ impl Acceptor {
             return Some(place);
         }
         loop {
-            self.lobby.make_room();
+            self.open.make_room();
             let place = Arc::clone(&self.room).acquire_owned();
             // Another listener may have been faster.
             if let Ok(place) = tokio::time::timeout(BREATHER, place).await {
@@ -200,11 +200,11 @@ impl Acceptor {
                     let Some(slot) = self.limits.take(slot_of(uid)) else { continue };
                     let Some(place) = self.place().await else { return };
                     let (acceptor, watcher) = (Arc::clone(&self), graceful.watcher());
-                    let guest = self.lobby.enter();
+                    let open = self.open.add();
                     tokio::spawn(async move {
-                        let standing = guest.standing.clone();
-                        guest.serve(acceptor.admit_local(stream, uid, standing, watcher)).await;
-                        drop((place, slot, guest));
+                        let connection = open.state.clone();
+                        open.serve(acceptor.admit_local(stream, uid, connection, watcher)).await;
+                        drop((place, slot, open));
                     });
                 }
                 Err(error) => {
@@ -219,11 +219,11 @@ impl Acceptor {
         self: Arc<Self>,
         stream: UnixStream,
         uid: u32,
-        standing: Standing,
+        connection: ConnectionState,
         watcher: Watcher,
     ) {
         let nowhere = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
-        let peer = Peer { uid: Some(uid), standing, ..Peer::at(nowhere) };
+        let peer = Peer { uid: Some(uid), connection, ..Peer::at(nowhere) };
         self.converse(stream, peer, watcher).await;
     }
 
@@ -275,7 +275,7 @@ impl Acceptor {
 
     async fn answer(&self, request: Request<Incoming>, mut peer: Peer) -> Response<Body> {
         let web = self.web();
-        let _busy = peer.standing.busy();
+        let _busy = peer.connection.busy();
         let mut response = match self.identify(&web, &request, &mut peer).await {
             Ok(()) => self.ask_router(request, peer).await,
             Err(refusal) => refusal,
@@ -322,7 +322,7 @@ impl Acceptor {
                 attempts.succeeded(address, Some(&user));
                 peer.password = web.passwords.fingerprint(&user);
                 peer.user = Some(user);
-                peer.standing.prove();
+                peer.connection.mark_authenticated();
             }
             Verdict::Wrong => {
                 attempts.failed(address, Some(&user));

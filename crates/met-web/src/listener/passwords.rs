@@ -12,8 +12,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::{hmac, rand};
 
-use super::attempts::Attempts;
 use super::peer::Peer;
+use crate::login::attempts::Attempts;
 
 /// Checks that may be queued. Later clients are asked to retry.
 const WAITING_MAX: usize = 8;

@@ -7,7 +7,7 @@ use x509_cert::der::asn1::{Any, ObjectIdentifier};
 use x509_cert::der::{Decode, Tag, TagNumber, Tagged};
 use x509_cert::name::Name;
 
-use super::lobby::Standing;
+use super::open_connections::ConnectionState;
 
 const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
 const ALTERNATIVE_NAMES: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.17");
@@ -30,7 +30,7 @@ pub struct Peer {
     pub uid: Option<u32>,
     pub is_tls: bool,
     /// Of its connection.
-    pub standing: Standing,
+    pub connection: ConnectionState,
 }
 
 impl Peer {
@@ -43,7 +43,7 @@ impl Peer {
             certificate: None,
             uid: None,
             is_tls: false,
-            standing: Standing::default(),
+            connection: ConnectionState::default(),
         }
     }
 

@@ -25,7 +25,7 @@ const TEXT_BYTES_MAX: usize = 512;
 /// The same read of the same person is written once in this time: dashboards poll.
 const SAME_READ_FOR: Duration = Duration::from_secs(60);
 const READS_MAX: usize = 1024;
-/// Refusals of one address that are written in a minute; more are counted. Somebody who guesses fills no disk.
+/// Refusals of one address that are written in a minute; more are counted. So guessing cannot fill the disk.
 const REFUSALS_MAX: u32 = 20;
 const REFUSALS_WITHIN: Duration = Duration::from_secs(60);
 /// Addresses whose refusals are counted apart; the others are counted together.

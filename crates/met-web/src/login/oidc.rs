@@ -51,7 +51,7 @@ struct Pending {
     begun_s: i64,
 }
 
-/// Why nobody is logged in.
+/// Why a login failed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NotLoggedIn {
     /// Too many at once.

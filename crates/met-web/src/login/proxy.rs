@@ -20,7 +20,7 @@ pub struct TrustedProxy {
 /// What a request says of a proxy.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Named {
-    /// No trusted proxy sent it, or it names nobody.
+    /// No trusted proxy sent it, or it names no user.
     Nobody,
     Person(String),
     /// By a trusted proxy, in a way that may mean another person.
@@ -51,7 +51,7 @@ impl TrustedProxy {
         let mut given = headers.get_all(SECRET_HEADER).into_iter();
         let given = given.next().and_then(|value| value.to_str().ok());
         self.secret.as_ref().zip(given).is_some_and(|(secret, given)| {
-            // An empty one would be known to everybody.
+            // An empty one would be known to all clients.
             secret.len() >= SECRET_LETTERS_MIN && is_same(secret, given)
         })
     }

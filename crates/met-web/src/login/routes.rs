@@ -42,7 +42,7 @@ impl Logins {
         page.respond(status)
     }
 
-    /// Begins a session, which always has a new cookie: one that somebody else planted stays without a session.
+    /// Begins a session, which always has a new cookie: one that an attacker planted stays without a session.
     async fn welcome(&self, peer: &Peer, headers: &HeaderMap, person: Person, next: &str) -> Response {
         self.look_up(&person).await;
         if let Err(problem) = self.directory.admit(&person) {

@@ -33,7 +33,7 @@ pub(super) fn routes(pages: &Arc<Pages>, router: Router) -> Router {
     router.route("/jobs/{name}/annotation", handler)
 }
 
-/// What the form says is changed: of what it does not touch, somebody else may have written another state meanwhile.
+/// What the form says is changed: the other fields may have been changed by another user meanwhile.
 fn change(fields: &[(String, String)]) -> AnnotationChange {
     let text = |name: &str| field(fields, name).unwrap_or_default();
     let tags = |name: &str| -> BTreeSet<String> {
@@ -56,7 +56,7 @@ async fn write(pages: Arc<Pages>, peer: Peer, headers: HeaderMap, name: String, 
         Ok(admitted) => admitted,
         Err(problem) => return refused(&site, problem),
     };
-    peer.standing.prove();
+    peer.connection.mark_authenticated();
     (site.who, site.csrf) = (admitted.name, admitted.csrf);
     if !is_form(&headers) {
         return refused(&site, Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "this is not a form"));
@@ -95,7 +95,7 @@ fn to_job(site: &Site, name: &str) -> Response {
     (StatusCode::SEE_OTHER, [(header::LOCATION, location)]).into_response()
 }
 
-/// What the form holds: what is written of the job, or what somebody typed that was refused.
+/// What the form holds: what is stored of the job, or what a user typed and was refused.
 #[derive(Default)]
 pub(super) struct Typed {
     tags: String,

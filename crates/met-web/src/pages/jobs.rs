@@ -71,7 +71,7 @@ pub(super) fn page(site: &Site, visible: &Visible<'_>, asked: &Asked) -> Result<
     let (page, warnings) = visible.jobs(&filter)?;
     let mut columns = chosen(given.list("columns"))?;
     if given.list("columns").is_none() && page.jobs.iter().all(|record| record.gpus.is_empty()) {
-        columns.retain(|column| column.name() != "efficiency_gpu_ratio");
+        columns.retain(|column| !column.needs_gpus);
     }
     let next = page.next.as_ref().and_then(parameters::encode);
     let live = page.jobs.iter().any(|record| record.state.is_live());
@@ -336,7 +336,7 @@ fn plain_rows(
     rows: &'static str,
 ) -> Markup {
     let has_gpus = jobs.iter().any(|record| !record.gpus.is_empty());
-    let is_shown = |column: &&&ListColumn| has_gpus || column.name() != "efficiency_gpu_ratio";
+    let is_shown = |column: &&&ListColumn| has_gpus || !column.needs_gpus;
     let columns: Vec<&ListColumn> = columns.iter().filter(is_shown).copied().collect();
     let heads = html! {
         @for column in &columns {

@@ -15,7 +15,7 @@ use super::assets::{ASSETS, integrity};
 pub struct Site {
     /// The path that everything is below, with a slash at its end.
     pub base: String,
-    /// Who is logged in; empty where nobody has to.
+    /// Who is logged in; empty where no login is needed.
     pub who: String,
     /// The token that forms send back with what they change, for who is logged in by a session.
     pub csrf: Option<String>,
@@ -94,7 +94,7 @@ const TABS: &[(Tab, &str, &str)] = &[
     (Tab::Findings, "Findings", "findings"),
 ];
 
-/// A whole page. `every_s`: how often its live parts are fetched again while somebody looks at it.
+/// A whole page. `every_s`: how often its live parts are fetched again while it is visible.
 pub fn page(site: &Site, tab: Option<Tab>, title: &str, every_s: Option<u32>, content: &Markup) -> Markup {
     let title = escape(title);
     html! {

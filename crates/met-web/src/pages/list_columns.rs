@@ -19,6 +19,8 @@ pub struct ListColumn {
     /// By which a list is sorted.
     pub sort: Option<&'static str>,
     pub kind: Kind,
+    /// Left out of lists in which no job has a GPU.
+    pub needs_gpus: bool,
     pub cell: fn(&Site, &Record) -> Markup,
 }
 
@@ -34,6 +36,10 @@ pub enum Kind {
 impl ListColumn {
     pub fn name(&self) -> &'static str {
         self.csv[0]
+    }
+
+    const fn needs_gpus(self) -> ListColumn {
+        ListColumn { needs_gpus: true, ..self }
     }
 
     /// What a row shows. Of a figure that is not known, a dash.
@@ -62,7 +68,7 @@ const fn text(
     sort: Option<&'static str>,
     cell: fn(&Site, &Record) -> Markup,
 ) -> ListColumn {
-    ListColumn { csv, head, sort, kind: Kind::Text, cell }
+    ListColumn { csv, head, sort, kind: Kind::Text, needs_gpus: false, cell }
 }
 
 const fn number(
@@ -146,7 +152,8 @@ pub static COLUMNS: &[ListColumn] = &[
                 span { (units::percent(ratio)) " of " (record.gpus.len()) }
             } @else if !record.gpus.is_empty() { span { (record.gpus.len()) } }
         }
-    }),
+    })
+    .needs_gpus(),
     number(&["energy_joules"], "Energy", Some("energy"), |_, record| {
         total(record, column::ENERGY, units::watt_hours)
     }),

@@ -265,7 +265,7 @@ fn machines_now(nodes: &[NodeStatus], parts: Option<&Parts>) -> MachineNow {
     }
 }
 
-/// What somebody should look at; nothing is said where all is well.
+/// What needs attention; nothing where all is well.
 fn attention(site: &Site, nodes: &[NodeStatus], live: &[Record]) -> Markup {
     const SAID_MAX: usize = 8;
     let mut said: Vec<Markup> = Vec::new();

@@ -36,7 +36,7 @@ fn wishes_of_met_scale_are_refused_with_what_to_write() {
     );
 }
 
-/// A time that somebody may want to wait for.
+/// A time that a user may want to wait for.
 fn target(text: &str) -> Result<f64, String> {
     // A sign is no part of a duration, and neither is nothing.
     let time = met_core::units::parse_duration(text).map_err(|error| error.to_string())?;
@@ -204,7 +204,7 @@ impl When {
 
 #[derive(Debug, Args)]
 pub struct NotifyArgs {
-    /// When to tell
+    /// When to notify
     #[arg(long, value_enum, value_delimiter = ',', required = true)]
     pub when: Vec<When>,
     /// The job

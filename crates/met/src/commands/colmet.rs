@@ -13,7 +13,7 @@ use met_sinks::forward::link::{Address, Link};
 use met_sinks::sink::Options;
 use met_sinks::zeromq::Endpoint;
 use met_sinks::{Configured, SINKS, elasticsearch, hdf5};
-use met_sources::perf;
+use met_sources::{ipmi, perf};
 
 use crate::cli::{ColmetCollectorArgs, ColmetNodeArgs};
 
@@ -70,10 +70,10 @@ pub fn node(mut setting: Setting, args: &ColmetNodeArgs, verbose: u8) -> Result<
     for line in ignored_by_node(args) {
         tracing::warn!("{line}");
     }
-    let command = args.ipmipower_cmd.iter().flat_map(|text| text.split_whitespace().map(str::to_owned));
-    let command: Vec<String> = command.collect();
-    if !command.is_empty() {
-        setting.config.sources.set_ipmi_command(command);
+    let command = args.ipmipower_cmd.join(" ");
+    if !command.trim().is_empty() {
+        let set = setting.config.sources.set(&ipmi::SPEC, &ipmi::COMMAND, &command);
+        set.map_err(|error| Failure::usage(format!("--ipmipower-cmd: {error}")))?;
     }
     if args.backends.enable_perfhw {
         setting.config.perf.events = events;

@@ -145,7 +145,7 @@ fn ask_running(setting: &Setting, args: &DaemonArgs, for_everybody: bool) -> Res
         false => &[&setting.user],
     };
     let mut missed = None;
-    // A socket in another user's directory may be anybody's.
+    // A socket in another user's directory may be any program's.
     let own: Vec<&Place> = own.iter().copied().filter(|place| place.check_own().is_ok()).collect();
     let answering = own.iter().find_map(|place| match Client::connect_to(place) {
         Ok((client, socket)) => Some((*place, client, socket)),

@@ -97,7 +97,7 @@ fn look(setting: &Setting) -> Result<(Vec<GpuLine>, Vec<String>)> {
         }
     }
     let gpus = sampler.gpus();
-    let tells_all = |gpu: &GpuNow<'_>| gpu.labels[label::VENDOR] == "nvidia";
+    let tells_all = |gpu: &GpuNow<'_>| gpu.labels[label::VENDOR] == gpu::vendor::NVIDIA;
     let openers = match gpus.iter().all(|(gpu, _)| tells_all(gpu)) {
         true => Openers::new(),
         false => openers(&setting.host),
@@ -206,7 +206,7 @@ fn line(
     }
 }
 
-/// Whether a GPU that nobody is seen on is known to do nothing: one that is divided is given away in parts, and not
+/// Whether a GPU without visible processes is known to be idle: one that is divided is given away in parts, and not
 /// every driver says who is on it.
 fn is_unused(gpu: &GpuNow<'_>) -> bool {
     let cell = |column: usize| Some(gpu.cells[column]).filter(|&cell| cell != MISSING);

@@ -65,7 +65,7 @@ fn exit_code(record: &Record) -> i32 {
     }
 }
 
-/// A job that is there and whose id did not reach anybody is named once more, on stderr; the exit code. `what` is said
+/// The id of a job that was started and could not be printed is printed once more, on stderr; the exit code. `what` is said
 /// of it, and `end` is the command that ends it.
 fn not_announced(record: &Record, error: &io::Error, print_id: bool, what: &str, end: &str) -> i32 {
     // A reader may close the output before the messages; the id was requested and must be written.

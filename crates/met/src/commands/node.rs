@@ -219,7 +219,7 @@ fn open(setting: &Setting) -> Sampler {
     // Of what jobs are read by, GPUs are things of the machine, too.
     let of_gpus = |spec: &SourceSpec| spec.tables.iter().any(|table| std::ptr::eq(*table, &device::TABLE));
     for spec in SOURCES.iter().filter(|spec| spec.pace == Pace::Tick && !of_gpus(spec)) {
-        options.choices.insert(spec.name, Choice { off: true, period: None });
+        options.choices.insert(spec.name, Choice::OFF);
     }
     Sampler::with(setting.host.clone(), BETWEEN_LOOKS, &setting.config, &options)
 }

@@ -27,7 +27,7 @@ use crate::cli::WebArgs;
 use crate::output;
 use met_config::Failure;
 
-/// One that runs in the background ends when nobody has looked for so long.
+/// One that runs in the background ends after so long without a request.
 const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// For an answer of a listener that runs already.

@@ -23,7 +23,7 @@ pub struct GpuLine {
     /// Why it cannot be read now.
     pub error: Option<String>,
     pub users: Vec<UserLine>,
-    /// Known to be nobody's and to do nothing.
+    /// Known to be held by no job, and idle.
     pub is_free: bool,
 }
 

@@ -6,7 +6,7 @@ use super::{Paint, Style, text};
 use met_core::units;
 use met_query::who::{InUse, ProcessUse};
 
-/// Less is nothing that anybody notices.
+/// Less is not worth showing.
 const IDLE_CORES: f64 = 0.005;
 const JOBS_MAX: usize = 4;
 

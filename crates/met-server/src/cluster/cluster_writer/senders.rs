@@ -67,7 +67,7 @@ impl Senders {
             return Ok(());
         };
         if *bound_id != header.id {
-            // Whoever has the node's token need not wait for one who has not, as where a daemon takes the place of Colmet.
+            // A sender with the node's token need not wait for one without, as where a daemon takes the place of Colmet.
             if silent < GONE_AFTER && bound_id != UNPROVEN {
                 return Err(Denied::Conflict(two_nodes(header, bound_id)));
             }

@@ -18,7 +18,7 @@ const REPLY_WITHIN: Duration = Duration::from_secs(10);
 const URL_BYTES_MAX: usize = 2048;
 /// How long what the provider says of itself is used.
 const FRESH_FOR: Duration = Duration::from_secs(3600);
-/// Its keys are fetched again for a token with an unknown one, but not more often than this: anybody can send tokens.
+/// Its keys are fetched again for a token with an unknown one, but not more often than this: any client can send tokens.
 const REFETCH_AFTER: Duration = Duration::from_secs(60);
 
 pub(super) struct Provider {

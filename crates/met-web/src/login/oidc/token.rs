@@ -139,7 +139,7 @@ pub(super) fn verify(token: &str, keys: &[Key], expected: Expected<'_>) -> Resul
     if begins_s.iter().any(|begin_s| begin_s.saturating_sub(SKEW_S) > expected.now_s) {
         return Err(Refused::Early);
     }
-    // Anybody can claim the address of another person.
+    // Any user can claim the address of another person.
     let is_verified = expected.claim != "email" || claims["email_verified"] == Value::Bool(true);
     let name = text(expected.claim).filter(|name| is_verified && is_person_name(name));
     name.map(str::to_owned).ok_or_else(|| Refused::Claim(expected.claim.to_owned()))

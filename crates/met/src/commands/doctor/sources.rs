@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use met_core::energy::idle::{How, LearnedIdle};
-use met_core::gpu::device;
+use met_core::gpu::{device, vendor};
 use met_core::{Batch, Unparsed};
 use met_host::Targets;
-use met_sources::{Options, Runner, SOURCES, Shortfall, SourceSpec, TickInfo, Unavailable};
+use met_sources::{NVIDIA, Options, Runner, SOURCES, Shortfall, SourceSpec, TickInfo, Unavailable, rapl};
 
 use super::{Finding, Health};
 use met_agent::idle_power_file;
@@ -66,7 +66,7 @@ fn is_read(runner: &Runner, spec: &SourceSpec) -> bool {
     // Two sources fill the GPU tables; the vendor says which it was.
     let is_its_gpu = |labels: &[Vec<String>], part: u32| {
         let maker = labels.get(part as usize).map(|labels| labels[device::label::VENDOR].as_str());
-        maker.is_some_and(|maker| (maker == "nvidia") == (spec.name == "nvidia"))
+        maker.is_some_and(|maker| (maker == vendor::NVIDIA) == std::ptr::eq(spec, &NVIDIA))
     };
     if spec.tables.iter().any(|table| std::ptr::eq(*table, &device::TABLE)) {
         return runner.labelled().any(|(batches, labels)| {
@@ -80,8 +80,8 @@ fn is_read(runner: &Runner, spec: &SourceSpec) -> bool {
 /// The numbers of NVIDIA's GPUs that cannot be read.
 fn unread_gpus(runner: &Runner, spec: &SourceSpec) -> Vec<String> {
     let unread = runner.unread(&device::TABLE).into_iter().map(|unread| unread.labels);
-    let of_nvidia =
-        unread.filter(|labels| spec.name == "nvidia" && labels[device::label::VENDOR] == "nvidia");
+    let of_nvidia = unread
+        .filter(|labels| std::ptr::eq(spec, &NVIDIA) && labels[device::label::VENDOR] == vendor::NVIDIA);
     of_nvidia.map(|labels| labels[device::label::INDEX].clone()).collect()
 }
 
@@ -196,7 +196,7 @@ pub(super) fn energy(setting: &Setting, status: Option<&Status>) -> Vec<Finding>
         return vec![Finding::new("energy", Health::Good, detail), idle_power(setting, status)];
     }
     let denied = sampler.unavailable().iter().find_map(|(spec, reason)| match reason {
-        Unavailable::Denied { path, .. } if spec.name == "rapl" => Some(path),
+        Unavailable::Denied { path, .. } if std::ptr::eq(*spec, &rapl::SPEC) => Some(path),
         _ => None,
     });
     let remedy = match denied {

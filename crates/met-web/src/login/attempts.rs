@@ -1,4 +1,4 @@
-//! How often somebody may try to log in and fail.
+//! Limits failed logins: by address, by name, and by both together.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_locked_out_by_tokens_that_others_guess() {
+    fn no_user_is_locked_out_by_tokens_that_others_guess() {
         let attempts = Attempts::default();
         for number in 0..10 * PER_NAME {
             attempts.failed(Some(IpAddr::from(number.to_be_bytes())), None);

@@ -1,4 +1,4 @@
-//! Answers from the sums, with what is not in them yet: jobs that run, wait in the inbox or changed a moment ago.
+//! Reads the sums and adds what is not in them yet: jobs that run, wait in the inbox or changed a moment ago.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -17,7 +17,7 @@ use crate::reading::{self, Parts, exact};
 use crate::record;
 use crate::sql::{self, Sql, in_snapshot};
 
-/// Jobs that are added while somebody waits; what is beyond them is said to be missing.
+/// Jobs that are added while a reader waits; the reply says that further ones are missing.
 const PENDING_MAX: usize = 2_000;
 /// Of these, only so many are read with their samples.
 const WITH_SERIES_MAX: usize = 200;
@@ -54,15 +54,15 @@ pub fn usage(
 ) -> Result<std::result::Result<Usage, UsageTooLong>> {
     let calendar = ask.calendar();
     let except = ask.except.iter().collect();
-    let answering = Answering { queries, ask, sees, live, now_ns, calendar: &calendar, except };
-    match answering.answer() {
+    let query = UsageQuery { queries, ask, sees, live, now_ns, calendar: &calendar, except };
+    match query.answer() {
         Ok(usage) => Ok(Ok(usage)),
         Err(Failed::TooLong) => Ok(Err(UsageTooLong)),
         Err(Failed::Store(error)) => Err(error),
     }
 }
 
-struct Answering<'a> {
+struct UsageQuery<'a> {
     queries: &'a Queries,
     ask: &'a UsageAsk,
     sees: Sees<'a>,
@@ -73,7 +73,7 @@ struct Answering<'a> {
     except: HashSet<&'a JobKey>,
 }
 
-impl Answering<'_> {
+impl UsageQuery<'_> {
     fn answer(&self) -> std::result::Result<Usage, Failed> {
         let mut usage = Usage { periods: self.calendar.periods.clone(), ..Usage::default() };
         let mut table = Table::new(self.ask.by, self.calendar);
@@ -266,7 +266,7 @@ impl Answering<'_> {
         })
     }
 
-    /// Everybody may see what machines did.
+    /// All users may see what machines did.
     fn machines(&self, sql: &dyn Sql, usage: &mut Usage) -> std::result::Result<(), Failed> {
         let by = if self.ask.by == By::Node { By::Node } else { By::System };
         let mut table = Table::new(by, self.calendar);
