@@ -1,5 +1,6 @@
 //! The daemon as a [`Query`]: what is stored, what is not written yet, and the last known figures of running jobs. A
-//! reply waits for no tick and for no disk that is written to.
+//! reply waits for no tick and for no disk that is written to; but a series waits for the sampling thread, 100 ms at most,
+//! if that is in a tick: only the thread has the samples that are not written yet.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -18,7 +18,6 @@ use super::live_settings::Reach;
 use super::permissions::{self, Access, Caller, Role};
 use super::query::DaemonQuery;
 use super::quotas;
-use super::sampler_thread::Sampling;
 use super::service::Service;
 use super::socket::Peer;
 use met_config::Failure;
@@ -350,8 +349,8 @@ impl Service {
         Ok(Reply::Reactions(react::seen(&actor.viewer, met_store::reactions(&self.recorder.writer)?)))
     }
 
-    fn status(&mut self) -> Result<Status> {
-        let sources = self.ask_sampling(Sampling::costs)?;
+    fn status(&self) -> Result<Status> {
+        let sources = self.sampling.costs()?;
         let sampler = self.sampling.view();
         let sinks = self.outputs.bus.status();
         Ok(Status {
