@@ -65,10 +65,31 @@ pub(super) struct Ended<'a> {
     pub(super) place: &'a Place,
 }
 
-/// A part of a daemon that reacts to the end of a job. It is called once the end is stored, and never for one that
-/// could not be written: what it removes or reports could not be restored.
+/// A job runs no more, whether or not its end could be written.
+pub(super) struct Left<'a> {
+    pub(super) record: &'a Record,
+    pub(super) host: &'a Host,
+    pub(super) recorder: &'a mut Recorder,
+    pub(super) follows: Follows,
+}
+
+/// What follows for several parts when a job has left.
+#[derive(Default)]
+pub(super) struct Follows {
+    /// Settings that held until its end do not hold any more.
+    pub(super) settings_reverted: bool,
+    /// No other job runs.
+    pub(super) none_runs: bool,
+}
+
+/// A part of a daemon that reacts to the end of a job.
 pub(super) trait OnEnd {
-    fn job_ended(&mut self, ended: &Ended<'_>);
+    /// The end is stored, at once or after retries. This is not called for one that could not be written: what a part
+    /// removes or reports could not be restored.
+    fn job_ended(&mut self, _ended: &Ended<'_>) {}
+
+    /// The job runs no more: called once, also if its end is not written yet.
+    fn job_left(&mut self, _left: &mut Left<'_>) {}
 }
 
 fn client(config: &Config, place: &Place) -> SchedulerClient {
@@ -201,7 +222,7 @@ impl Service {
             // It does not run any more, and its last figures are shown when the store has them.
             Err(_) => self.outputs.on_metrics_cache(|metrics_cache| metrics_cache.forget(&record.key)),
         }
-        self.leave_running(&record);
+        self.job_left(&record);
         written?;
         // The end is stored: jobs that could not be removed are tried again at the next end.
         if let Err(error) = self.recorder.limit_count(&self.settings.config.storage) {
@@ -218,13 +239,17 @@ impl Service {
         parts.into_iter().for_each(|part| part.job_ended(&ended));
     }
 
-    /// A job runs no more, whether or not its end could be written.
-    fn leave_running(&mut self, record: &Record) {
-        self.registry.remove(record, &mut self.recorder);
-        self.revert_with(&record.key);
-        self.follow_perf_cgroups();
-        self.housekeeping.job_left(&self.host, record);
-        if self.registry.jobs.is_empty() {
+    /// A job runs no more, whether or not its end could be written: the parts react.
+    fn job_left(&mut self, record: &Record) {
+        let Service { host, recorder, registry, settings, discovery, housekeeping, .. } = self;
+        let mut left = Left { record, host, recorder, follows: Follows::default() };
+        let parts: [&mut dyn OnEnd; 4] = [registry, settings, &mut discovery.perf_cgroups, housekeeping];
+        parts.into_iter().for_each(|part| part.job_left(&mut left));
+        let follows = left.follows;
+        if follows.settings_reverted {
+            self.apply_overrides();
+        }
+        if follows.none_runs {
             // Nothing else writes the last samples of the GPUs.
             self.flush();
         }
@@ -632,14 +657,6 @@ impl Service {
         let keeps_node = self.settings.keeps_node(self.place.system);
         self.recorder.brief(&self.sampling, &self.settings.config, keeps_node);
         self.outputs.tell_watched(&self.sampling);
-    }
-
-    /// A change for this job ends with it.
-    fn revert_with(&mut self, key: &JobKey) {
-        if self.settings.job_ended(key) {
-            self.apply_overrides();
-            tracing::info!("job {} has ended; temporary settings are removed", key.id);
-        }
     }
 
     /// Brings the sampler in line; says what cannot be counted.
