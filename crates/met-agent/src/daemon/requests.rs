@@ -8,6 +8,7 @@ use met_core::JOB;
 use met_core::annotation::AnnotationChange;
 use met_core::belief::is_known_end;
 use met_core::bounds;
+use met_core::cadence::WANTED_JOBS_MAX;
 use met_core::job::{JobKey, Record, State};
 use met_core::reaction::{ReactionChange, ReactionTarget};
 use met_core::series::Series;
@@ -379,6 +380,15 @@ impl Service {
             configure: self.outputs.configure.as_ref().map(LiveMessages::status),
             samples_refused: self.recorder.writer.samples_refused(),
         })
+    }
+}
+
+impl SamplesMore for Service {
+    fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
+        let is_meant =
+            |key: &&JobKey| self.registry.jobs.get(*key).is_some_and(|kept| viewer.sees(&kept.record));
+        let meant: Vec<JobKey> = keys.iter().take(WANTED_JOBS_MAX).filter(is_meant).cloned().collect();
+        Ok(self.sampling.watch(meant, wanted_for))
     }
 }
 
