@@ -259,8 +259,8 @@ impl LiveSettings {
     }
 
     /// Tells a sampler that knows only what holds for all.
-    pub(super) fn tell_events(&self, sampling: &Sampling) {
-        sampling.tell_events(self.asked(), self.options_of_events());
+    pub(super) fn send_events(&self, sampling: &Sampling) {
+        sampling.send_events(self.asked(), self.options_of_events());
     }
 
     fn options_of_events(&self) -> Options {

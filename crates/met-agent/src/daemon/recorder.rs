@@ -163,7 +163,11 @@ impl Recorder {
     }
 
     /// Writes a piece of what schedulers reported, and returns what was written of it.
-    pub(super) fn hear(&mut self, schedulers: &mut Schedulers, outputs: &mut Outputs) -> Vec<Record> {
+    pub(super) fn take_scheduler_records(
+        &mut self,
+        schedulers: &mut Schedulers,
+        outputs: &mut Outputs,
+    ) -> Vec<Record> {
         let again = self.unwritten.reported.take();
         let is_first = again.is_none();
         let Some(reported) = again.or_else(|| schedulers.take()) else { return Vec::new() };
@@ -349,7 +353,7 @@ impl Recorder {
         }
         sampling.recall_idle(self.idle_power.learned());
         sampling.keep_node(keeps_node);
-        self.emitting.tell(config, sampling);
+        self.emitting.send_factor(config, sampling);
     }
 }
 

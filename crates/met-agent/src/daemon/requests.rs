@@ -167,7 +167,7 @@ impl Service {
         if known.as_ref().is_some_and(is_known_end) {
             return Ok(Reply::Done);
         }
-        claims::vouch_start(&self.host, &self.admission.made, &mut record, known.as_ref(), peer)?;
+        claims::verify_start(&self.host, &self.admission.made, &mut record, known.as_ref(), peer)?;
         if self.place.system {
             quotas::check(&self.host, &self.registry, &record, peer)?;
         }
@@ -227,8 +227,8 @@ impl Service {
 
     fn take_announced(&mut self, record: &mut Record, known: Option<&Record>, peer: Peer) {
         self.registry.nesting.place(&self.host, &self.discovery, record, known, peer);
-        claims::vouch_events(&self.host, &self.settings.all_events(), record, peer);
-        claims::vouch_place(&self.host, record, peer);
+        claims::verify_events(&self.host, &self.settings.all_events(), record, peer);
+        claims::verify_place(&self.host, record, peer);
         if self.place.system {
             self.admission.announced.count(record);
         }
@@ -256,10 +256,10 @@ impl Service {
         if self.place.system && stored()?.is_some_and(|kept| is_known_end(&kept)) {
             return Ok(Reply::Done);
         }
-        claims::vouch_end(&self.admission.made, &mut record, known.as_ref(), peer, sampled.is_some());
+        claims::verify_end(&self.admission.made, &mut record, known.as_ref(), peer, sampled.is_some());
         self.take_announced(&mut record, known.as_ref(), peer);
         if let Some(series) = sampled.filter(|_| known.is_none()) {
-            let series = claims::vouch_samples(series, &record, self.admission.reserved_ns(&record.key));
+            let series = claims::verify_samples(series, &record, self.admission.reserved_ns(&record.key));
             self.admission.announced.count_samples(&series);
             self.recorder.keep_series(&record.key, &series, &mut self.outputs);
         }

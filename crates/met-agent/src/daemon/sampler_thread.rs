@@ -296,7 +296,7 @@ impl Sampling {
     }
 
     /// The same without waiting for what cannot be counted.
-    pub fn tell_events(&self, asked: EventsAsked, options: Options) {
+    pub fn send_events(&self, asked: EventsAsked, options: Options) {
         self.order(move |worker| drop(worker.sampler.set_events(asked, &options)));
     }
 

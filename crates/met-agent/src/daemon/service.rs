@@ -464,13 +464,13 @@ impl Service {
     }
 
     /// Readable when a scheduler has replied, unless an earlier reply waits to be written.
-    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.schedulers.bell().filter(|_| self.recorder.unwritten.reported.is_none())
+    pub fn ready_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.schedulers.ready_fd().filter(|_| self.recorder.unwritten.reported.is_none())
     }
 
     /// Writes a piece of what schedulers reported: some dozens of jobs at a time, others have their turn in between.
-    pub fn hear(&mut self) {
-        for record in self.recorder.hear(&mut self.schedulers, &mut self.outputs) {
+    pub fn take_scheduler_records(&mut self) {
+        for record in self.recorder.take_scheduler_records(&mut self.schedulers, &mut self.outputs) {
             if self.registry.jobs.contains_key(&record.key) {
                 self.sampling.allocate(&record);
             }
@@ -487,7 +487,7 @@ impl Service {
     fn write_again(&mut self) {
         self.write_records();
         if self.recorder.unwritten.reported.is_some() {
-            self.hear();
+            self.take_scheduler_records();
         }
     }
 
@@ -553,9 +553,9 @@ impl Service {
     }
 
     /// Takes up what a provider of emission factors said.
-    pub fn hear_provider(&mut self) {
+    pub fn take_factors(&mut self) {
         let Recorder { emitting, writer, .. } = &mut self.recorder;
-        emitting.hear_provider(writer, &self.settings.config, &self.sampling);
+        emitting.take_factors(writer, &self.settings.config, &self.sampling);
     }
 
     /// Tells the sampler which factor holds now, if that is another one.
@@ -639,17 +639,17 @@ impl Service {
             return false;
         }
         self.brief_sampling();
-        self.settings.tell_events(&self.sampling);
+        self.settings.send_events(&self.sampling);
         // Who was owed a last share of energy has what he was charged until his end.
         self.registry.owed.clear();
         self.registry.late = None;
-        self.registry.jobs.values().for_each(|kept| self.sampling.tell_job(&kept.record, &self.recorder));
+        self.registry.jobs.values().for_each(|kept| self.sampling.send_job(&kept.record, &self.recorder));
         let Service { host, registry, recorder, sampling, outputs, .. } = self;
         self.discovery.ask_those_who_are_left(&mut Asked { host, registry, recorder, sampling, outputs });
         if let Some(groups) = &self.discovery.groups {
-            groups.tell(&self.sampling);
+            groups.send_to(&self.sampling);
         }
-        self.discovery.perf_cgroups.tell(&self.sampling);
+        self.discovery.perf_cgroups.send_to(&self.sampling);
         true
     }
 
