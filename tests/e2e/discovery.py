@@ -298,8 +298,11 @@ def a_job_on_two_nodes_of_one_machine_is_sampled_as_a_whole(world, manager):
 
 @with_manager
 def a_job_gets_the_number_of_its_manager_when_it_is_known(world, manager):
+    # It is there before its jobs and outlives them, as Slurm's does: the CPU time of a removed job is read from it.
+    manager.home = f"{manager.below}/system.slice/slurmstepd.scope"
+    manager.make(manager.home)
     world.start_system_daemon()
-    path = f"{manager.below}/system.slice/slurmstepd.scope/s0123456789ABC"
+    path = f"{manager.home}/s0123456789ABC"
     manager.make(path)
     eventually(lambda: list(slurm(world)) == ["s0123456789ABC"], "it is seen by the name of its directory")
     environ = {**os.environ, "SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "demo"}

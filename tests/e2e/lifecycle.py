@@ -462,8 +462,12 @@ def a_name_of_several_jobs_ends_and_removes_none_of_them(world):
 
 @test
 def a_process_left_by_met_time_may_end_by_itself(world):
-    world.met("time", "--quiet", "--", "sh", "-c", "(while [ ! -e go ]; do sleep 0.05; done) >/dev/null 2>&1 & :").ok()
+    script = "(while [ ! -e go ]; do sleep 0.05; done) >/dev/null 2>&1 & echo $! > left"
+    world.met("time", "--quiet", "--", "sh", "-c", script).ok()
+    left = int(world.read("left"))
+    check(alive(left), "met time waited for it, or ended it")
     open(world.path("go"), "w").close()
+    eventually(lambda: not alive(left), "it ends by itself")
 
 
 @test

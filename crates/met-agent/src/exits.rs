@@ -183,7 +183,7 @@ impl Departures {
 
     /// Receives what happened up to now. Called before the machine is read: a process that is reported here and
     /// still found there is a zombie: no process counts twice.
-    pub fn hear(&mut self, targets: &Targets, map: &JobMap) {
+    pub fn receive(&mut self, targets: &Targets, map: &JobMap) {
         let Some(exits) = &self.exits else { return };
         let begin_ns = clock::thread_cpu_ns();
         let losses = self.news.losses;

@@ -23,7 +23,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions};
 
 use crate::launch;
-use crate::timeout::Patient;
+use crate::timeout::BlockingFile;
 
 const PATTERN_BYTES_MAX: usize = 1 << 10;
 const COMPILED_BYTES_MAX: usize = 256 << 10;
@@ -413,7 +413,7 @@ fn start_filter(
                     // SAFETY: nothing in this process uses it after the fork.
                     unsafe { rustix::io::close(other.as_raw_fd()) };
                 }
-                let (mut from, mut to) = (File::from(from), Patient(to));
+                let (mut from, mut to) = (File::from(from), BlockingFile(to));
                 let done = filter(pattern, marks, &mut from, &mut to, &mut io::stderr());
                 if let Err(error) = done {
                     let _ = writeln!(io::stderr(), "met: {error}");
@@ -541,7 +541,7 @@ mod tests {
     fn a_reader_that_is_gone_ends_the_copying() {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
-        let mut output = Patient(File::from(OwnedFd::from(writer)));
+        let mut output = BlockingFile(File::from(OwnedFd::from(writer)));
         let done = filter(&pattern(r"(?P<n>\d)"), None, &mut &b"1\n"[..], &mut output, &mut io::sink());
         assert_eq!(done.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }

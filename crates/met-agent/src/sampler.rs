@@ -93,7 +93,7 @@ pub struct Sampler {
 
 impl Sampler {
     /// One that waits for slow sources before its first tick: for a single look.
-    pub fn patient(host: Host, interval: Duration, config: &Config, timeout: Duration) -> Sampler {
+    pub fn waiting(host: Host, interval: Duration, config: &Config, timeout: Duration) -> Sampler {
         Sampler::with(host, interval, config, &options(config, timeout))
     }
 

@@ -23,9 +23,9 @@ pub fn patiently<S: AsFd, T>(
 }
 
 /// A file or pipe whose writes wait.
-pub struct Patient(pub File);
+pub struct BlockingFile(pub File);
 
-impl Write for Patient {
+impl Write for BlockingFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         patiently(&mut self.0, |file| file.write(bytes))
     }
@@ -48,7 +48,7 @@ mod tests {
         let mut file = File::from(OwnedFd::from(writer));
         while file.write(&[0; 4096]).is_ok() {}
         let reading = std::thread::spawn(move || io::copy(&mut reader, &mut io::sink()).unwrap());
-        let mut writer = Patient(file);
+        let mut writer = BlockingFile(file);
         writer.write_all(&[1; 1 << 20]).unwrap();
         drop(writer);
         assert!(reading.join().unwrap() >= 4096 + (1 << 20));

@@ -49,6 +49,7 @@ use met_config::Failure;
 use pages::{every_page, every_sample, every_span, joined, newest_of_process, own_series, pages};
 
 pub use around::{beside, beside_if_asked};
+pub use completing::complete_by_samples;
 pub use earlier_runs::EarlierRuns;
 pub use files::unreadable;
 pub use filter::{JobsFilter, PageAsk, page_of};

@@ -116,7 +116,10 @@ fn the_record_of_a_process_has_its_memory_faults_and_switches() {
     assert_eq!((dd.len(), sleep.len()), (1, 1));
     assert!(EIGHT_MIB.contains(&sum(&dd, WRITTEN)), "{}", sum(&dd, WRITTEN));
     assert!(sum(&dd, PAGE_FAULTS_MINOR) > 50 && dd[0].resident_peak_bytes > 1 << 20);
-    assert!(sum(&sleep, SWITCHES_VOLUNTARY) >= 1 && sum(&sleep, SWITCHES_INVOLUNTARY) >= 0);
+    assert!(sum(&sleep, SWITCHES_VOLUNTARY) >= 1);
+    // It runs for a millisecond in all: what is read from another place of the record is a time or a size.
+    let involuntary = sum(&sleep, SWITCHES_INVOLUNTARY);
+    assert!((0..1000).contains(&involuntary), "{involuntary}");
     assert!(sleep[0].elapsed_ns >= 50_000_000);
 }
 

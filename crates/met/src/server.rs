@@ -245,9 +245,9 @@ fn work(
 ) -> Result<()> {
     let submit = |work: scheduler_feed::Work| api.cluster_writer.with_writer(work);
     loop {
-        let bell = schedulers.bell().filter(|_| scheduler_feed.is_idle());
+        let ready_fd = schedulers.ready_fd().filter(|_| scheduler_feed.is_idle());
         let mut fds = vec![PollFd::new(signals, PollFlags::IN), PollFd::new(&scheduler_feed, PollFlags::IN)];
-        fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
+        fds.extend(ready_fd.map(|ready_fd| PollFd::from_borrowed_fd(ready_fd, PollFlags::IN)));
         let colmet = received.as_ref().map(|counts| counts.received()).unwrap_or_default();
         status.update(schedulers.status(), colmet);
         let timeout = scheduler_feed.timeout().map_or(STATUS_EVERY, |timeout| timeout.min(STATUS_EVERY));

@@ -25,12 +25,12 @@ pub(super) struct Emitting {
 
 impl Emitting {
     /// Applies the answers of the provider.
-    pub(super) fn hear_provider(&mut self, writer: &mut Writer, config: &Config, sampling: &Sampling) {
+    pub(super) fn take_factors(&mut self, writer: &mut Writer, config: &Config, sampling: &Sampling) {
         let answers = self.asking.as_ref().map(emissions::Asking::answers).unwrap_or_default();
         for answer in answers {
             match answer {
                 Ok(factors) => {
-                    self.take_factors(factors, writer);
+                    self.keep_factors(factors, writer);
                     self.follow(config, sampling);
                 }
                 Err(error) => tracing::warn!("no emission factor: {error}"),
@@ -38,7 +38,7 @@ impl Emitting {
         }
     }
 
-    fn take_factors(&mut self, factors: Vec<Factor>, writer: &mut Writer) {
+    fn keep_factors(&mut self, factors: Vec<Factor>, writer: &mut Writer) {
         if factors.len() > 1 {
             let count = factors.len();
             tracing::info!(
@@ -69,7 +69,7 @@ impl Emitting {
     }
 
     /// Sends the current factor to a new sampler.
-    pub(super) fn tell(&mut self, config: &Config, sampling: &Sampling) {
+    pub(super) fn send_factor(&mut self, config: &Config, sampling: &Sampling) {
         self.holds = None;
         self.follow(config, sampling);
     }

@@ -78,7 +78,7 @@ fn confine(record: &mut Record, known: Option<&Record>, is_timed: bool) {
     if is_timed {
         // Who names a GPU may read what is stored of it.
         record.gpus.iter_mut().for_each(|gpu| gpu.uuid.insert_str(0, UNVERIFIED));
-        vouch_processes(record);
+        verify_processes(record);
     } else {
         record.gpus = known.map(|known| known.gpus.clone()).unwrap_or_default();
         record.processes = known.map(|known| known.processes.clone()).unwrap_or_default();
@@ -106,7 +106,7 @@ fn confine(record: &mut Record, known: Option<&Record>, is_timed: bool) {
 }
 
 /// Keeps of the processes that a user claims what may be of this job: of its user, this machine and its time.
-fn vouch_processes(record: &mut Record) {
+fn verify_processes(record: &mut Record) {
     let (Some(start_ns), Some(end_ns)) = (record.start_ns, record.end_ns) else {
         return record.processes.clear();
     };
@@ -126,7 +126,7 @@ fn vouch_processes(record: &mut Record) {
 }
 
 /// It ran here, whatever its user says.
-pub fn vouch_place(host: &Host, record: &mut Record, peer: Peer) {
+pub fn verify_place(host: &Host, record: &mut Record, peer: Peer) {
     if !is_ours(peer) {
         record.nodes = vec![host.facts().hostname.clone()];
         record.node_memory_bytes = host.facts().memory_total_bytes;
@@ -134,7 +134,7 @@ pub fn vouch_place(host: &Host, record: &mut Record, peer: Peer) {
 }
 
 /// The start of a job, announced by its supervisor.
-pub fn vouch_start(
+pub fn verify_start(
     host: &Host,
     made: &Made,
     record: &mut Record,
@@ -167,7 +167,7 @@ pub fn vouch_start(
 }
 
 /// The end of a job. Unless it was announced before, nothing it says about cgroups can be checked any more.
-pub fn vouch_end(made: &Made, record: &mut Record, known: Option<&Record>, peer: Peer, is_timed: bool) {
+pub fn verify_end(made: &Made, record: &mut Record, known: Option<&Record>, peer: Peer, is_timed: bool) {
     if is_ours(peer) {
         return;
     }
@@ -205,7 +205,7 @@ pub fn wanted_events(host: &Host, in_force: &[String], peer: Peer) -> impl Fn(&s
 
 /// Keeps of the events that a user counted, or could not count, those that are in force or have a name of their own: the job may have begun
 /// when others were.
-pub fn vouch_events(host: &Host, in_force: &[String], record: &mut Record, peer: Peer) {
+pub fn verify_events(host: &Host, in_force: &[String], record: &mut Record, peer: Peer) {
     if is_ours(peer) || record.events.is_empty() && record.uncounted_events.is_empty() {
         return;
     }
@@ -224,7 +224,7 @@ pub fn is_timed(record: &Record) -> bool {
 
 /// Keeps of the samples that a user sends with the end of a job those of its time, and of no cell what cannot be.
 /// `reserved_ns`: when this daemon gave the number of the job.
-pub fn vouch_samples(series: Series, record: &Record, reserved_ns: Option<i64>) -> Series {
+pub fn verify_samples(series: Series, record: &Record, reserved_ns: Option<i64>) -> Series {
     let oldest_ns = reserved_ns.unwrap_or_else(|| clock::realtime_ns() - UNRESERVED_NS_MAX);
     let (start_ns, end_ns) = (record.start_ns.unwrap_or(i64::MAX), record.end_ns.unwrap_or(i64::MIN));
     let first_ms = start_ns.max(oldest_ns) / 1_000_000 - SLACK_MS;
@@ -350,7 +350,7 @@ mod tests {
             series
         };
         let kept = |times_ms: &[i64], reserved_ns| {
-            let kept = vouch_samples(series(times_ms), &record, reserved_ns);
+            let kept = verify_samples(series(times_ms), &record, reserved_ns);
             assert!(kept.columns.iter().all(|cells| cells.len() == kept.len()));
             kept.times_ms
         };
@@ -366,7 +366,7 @@ mod tests {
         let mut old = record.clone();
         old.start_ns = Some(0);
         let days: Vec<i64> = (0..100).map(|day| now_ms - day * 86_400_000).rev().collect();
-        assert!(vouch_samples(series(&days), &old, None).len() <= 3, "nobody fills a hundred days");
+        assert!(verify_samples(series(&days), &old, None).len() <= 3, "nobody fills a hundred days");
         let mut absurd = series(&[start_ms, end_ms]);
         absurd.columns[CPU] = vec![-5, i64::MAX - 1];
         absurd.spreads = Some(Box::new(Spreads::new(&met_core::JOB)));
@@ -376,7 +376,7 @@ mod tests {
         };
         spread(0, 9e15);
         spread(1, 2.0);
-        let vouched = vouch_samples(absurd, &record, None);
+        let vouched = verify_samples(absurd, &record, None);
         assert_eq!(vouched.columns[CPU], [MISSING, MISSING]);
         assert_eq!(vouched.spread(CPU, 0), None);
         assert_eq!(vouched.spread(CPU, 1).unwrap().high, 2.0, "what was thinned keeps its peak");
@@ -391,11 +391,11 @@ mod tests {
             record
         };
         let mut timed = claim();
-        vouch_end(&Made::default(), &mut timed, None, other_user(), true);
+        verify_end(&Made::default(), &mut timed, None, other_user(), true);
         assert_eq!(timed.gpus[0].uuid, "unverified:GPU-1");
         // By any other request the origin alone is worth nothing.
         let mut ended = claim();
-        vouch_end(&Made::default(), &mut ended, None, other_user(), false);
+        verify_end(&Made::default(), &mut ended, None, other_user(), false);
         assert!(ended.gpus.is_empty() && ended.emission.is_none());
     }
 
@@ -422,7 +422,7 @@ mod tests {
         record.summaries.set(CPU, summary(f64::NAN));
         record.summaries.set(READ, summary(0.5));
         (record.nodes, record.node_memory_bytes) = (vec!["a\u{1b}[2J".to_owned()], Some(1));
-        vouch_end(&Made::default(), &mut record, None, other_user(), true);
+        verify_end(&Made::default(), &mut record, None, other_user(), true);
         let expected = JobProcess {
             pid: 1,
             start_ns: Some(start_ns),
@@ -434,7 +434,7 @@ mod tests {
         assert_eq!(record.processes, [expected]);
         assert!(record.summaries.get(CPU).is_none() && record.summaries.get(READ).is_some());
         let host = Host::real().unwrap();
-        vouch_place(&host, &mut record, other_user());
+        verify_place(&host, &mut record, other_user());
         assert_eq!(record.nodes, [host.facts().hostname.clone()]);
         assert_eq!(record.node_memory_bytes, host.facts().memory_total_bytes);
     }
@@ -457,11 +457,11 @@ mod tests {
         };
         let mut record = sample::full(7, "train");
         record.events = ["r1c2", "page_faults:k", "r7", "evil", "\u{1b}[2J"].map(event).into();
-        vouch_events(&host, &in_force, &mut record, other_user());
+        verify_events(&host, &in_force, &mut record, other_user());
         let names: Vec<&str> = record.events.iter().map(|event| event.name.as_str()).collect();
         assert_eq!(names, ["r1c2", "page_faults:k"], "one that the job may have begun with, too");
         record.events = (0..200).map(|_| event("page_faults")).collect();
-        vouch_events(&host, &in_force, &mut record, other_user());
+        verify_events(&host, &in_force, &mut record, other_user());
         assert_eq!(record.events.len(), EVENTS_MAX);
     }
 
@@ -494,7 +494,7 @@ mod tests {
         let mut record = claim(&paths);
         record.gpus = vec![GpuUse { uuid: "GPU-of-another".into(), ..GpuUse::default() }];
         record.processes = vec![Default::default()];
-        vouch_end(&Made::default(), &mut record, None, other_user(), false);
+        verify_end(&Made::default(), &mut record, None, other_user(), false);
         assert!(record.gpus.is_empty() && record.processes.is_empty());
         let local = record.local.as_ref().unwrap();
         assert!(local.cgroup.is_empty() && local.main.is_none() && local.supervisor.is_none());
@@ -503,7 +503,7 @@ mod tests {
         let mut made = Made::default();
         made.insert("met-1", other_user(), &paths);
         let mut record = claim(&paths);
-        vouch_end(&made, &mut record, None, other_user(), false);
+        verify_end(&made, &mut record, None, other_user(), false);
         assert_eq!(record.local.unwrap().cgroup, paths);
     }
 
@@ -512,7 +512,7 @@ mod tests {
         let checked =
             claim(&CgroupPaths { unified: Some("/sys/fs/cgroup/met-1".into()), ..Default::default() });
         let mut record = claim(&CgroupPaths { unified: Some("/var/empty".into()), ..Default::default() });
-        vouch_end(&Made::default(), &mut record, Some(&checked), other_user(), false);
+        verify_end(&Made::default(), &mut record, Some(&checked), other_user(), false);
         assert_eq!(record.local, checked.local);
     }
 
@@ -520,6 +520,6 @@ mod tests {
     fn only_the_supervisor_announces_a_job() {
         let host = Host::real().unwrap();
         let mut record = sample::full(1, "train");
-        assert!(vouch_start(&host, &Made::default(), &mut record, None, other_user()).is_err());
+        assert!(verify_start(&host, &Made::default(), &mut record, None, other_user()).is_err());
     }
 }

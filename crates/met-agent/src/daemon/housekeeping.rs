@@ -12,6 +12,7 @@ use met_store::{Filter, PageBounds, Writer, inbox};
 
 use super::memory_release;
 use super::registry::{Registry, is_found};
+use super::service::{Left, OnEnd};
 use met_config::{Place, Storage};
 
 /// Between two looks at the inbox.
@@ -280,12 +281,14 @@ impl Housekeeping {
     pub(super) fn remove_cgroup(&mut self, host: &Host, record: &Record) {
         self.leave(jobs::remove_empty_cgroups(host, std::slice::from_ref(record)));
     }
+}
 
-    /// A job of ours runs no more. What its cgroup counted has been read: a daemon that is killed before the end is stored
+impl OnEnd for Housekeeping {
+    /// Removes the cgroup of a job of ours. What it counted has been read: a daemon that is killed before the end is stored
     /// would leave it for good. A resource manager removes its cgroups itself.
-    pub(super) fn job_left(&mut self, host: &Host, record: &Record) {
-        if record.local.is_some() && !is_found(record) {
-            self.remove_cgroup(host, record);
+    fn job_left(&mut self, left: &mut Left<'_>) {
+        if left.record.local.is_some() && !is_found(left.record) {
+            self.remove_cgroup(left.host, left.record);
         }
     }
 }

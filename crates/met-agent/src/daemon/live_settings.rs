@@ -11,6 +11,7 @@ use met_sinks::event;
 use met_sources::Options;
 
 use super::sampler_thread::Sampling;
+use super::service::{Left, OnEnd};
 use crate::sampler::{self, EventsAsked};
 use met_config::{Config, Presence};
 use met_query::protocol::{ConfigFile, Held, InForce, ValueOrigin};
@@ -110,7 +111,7 @@ impl LiveSettings {
     }
 
     /// Takes back what was changed until this job, or any, ends. Whether there was anything.
-    pub(super) fn job_ended(&mut self, key: &JobKey) -> bool {
+    fn revert_until_end(&mut self, key: &JobKey) -> bool {
         self.keep(|reach| *reach != Reach::NextEnd && reach.job() != Some(key))
     }
 
@@ -258,8 +259,8 @@ impl LiveSettings {
     }
 
     /// Tells a sampler that knows only what holds for all.
-    pub(super) fn tell_events(&self, sampling: &Sampling) {
-        sampling.tell_events(self.asked(), self.options_of_events());
+    pub(super) fn send_events(&self, sampling: &Sampling) {
+        sampling.send_events(self.asked(), self.options_of_events());
     }
 
     fn options_of_events(&self) -> Options {
@@ -432,6 +433,16 @@ fn changeable(before: &Config, mut new: Config) -> (Config, Vec<&'static str>) {
     (new, fixed)
 }
 
+impl OnEnd for LiveSettings {
+    fn job_left(&mut self, left: &mut Left<'_>) {
+        let key = &left.record.key;
+        left.follows.settings_reverted = self.revert_until_end(key);
+        if left.follows.settings_reverted {
+            tracing::info!("job {} has ended; temporary settings are removed", key.id);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -477,10 +488,10 @@ mod tests {
         );
         assert!(held.events_in_jobs.is_empty());
         assert!(!overrides.revert(Some(&key("12"))), "it is no change of that job");
-        assert!(overrides.job_ended(&key("12")));
+        assert!(overrides.revert_until_end(&key("12")));
         assert_eq!(overrides.sampling().interval, Some(5 * SECOND));
         assert_eq!(overrides.events_for_all(), ["task_clock"]);
-        assert!(!overrides.job_ended(&key("13")));
+        assert!(!overrides.revert_until_end(&key("13")));
     }
 
     #[test]

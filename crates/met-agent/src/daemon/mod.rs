@@ -251,7 +251,7 @@ impl Daemon {
             self.service.look_at_groups_if_due();
             self.service.look_at_supervisors();
             if ready.reported {
-                self.service.hear();
+                self.service.take_scheduler_records();
             }
             self.keep_house();
             self.rest_if_due();
@@ -266,8 +266,8 @@ impl Daemon {
             vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.post.listener, PollFlags::IN)];
         let (places, polled): (Vec<usize>, Vec<PollFd<'_>>) = self.connections.poll_fds().unzip();
         fds.extend(polled);
-        let (bell, bell_at) = (self.service.bell(), fds.len());
-        fds.extend(bell.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
+        let (ready_fd, ready_fd_at) = (self.service.ready_fd(), fds.len());
+        fds.extend(ready_fd.map(|ready_fd| PollFd::from_borrowed_fd(ready_fd, PollFlags::IN)));
         let is_blocked = self.service.sampling.is_blocked();
         let (finding, finding_at) =
             (self.service.discovery.finding.as_ref().filter(|_| !is_blocked), fds.len());
@@ -284,7 +284,7 @@ impl Daemon {
         Ready {
             signalled: is_ready(0),
             knocked: is_ready(1),
-            reported: bell.is_some() && is_ready(bell_at),
+            reported: ready_fd.is_some() && is_ready(ready_fd_at),
             discovered: finding.is_some() && is_ready(finding_at),
             connections,
         }
@@ -468,7 +468,7 @@ impl Daemon {
         }
         self.service.look_after_sampling();
         self.service.settle_energy();
-        self.service.hear_provider();
+        self.service.take_factors();
         self.service.tidy(now);
         let flush = self.next_flush().is_none_or(|next| now >= next) && self.service.has_to_flush();
         if flush && self.service.sampling.is_ready() {

@@ -13,6 +13,7 @@ use super::live_settings::LiveSettings;
 use super::process_groups;
 use super::registry::{Registry, is_found};
 use super::sampler_thread::Sampling;
+use super::service::{Left, OnEnd};
 use met_jobs::processes;
 
 /// Where the store remembers the directories: a daemon that is killed cannot remove them.
@@ -87,7 +88,7 @@ impl PerfCgroups {
     }
 
     /// Tells a sampler that knows of none of the directories.
-    pub(super) fn tell(&self, sampling: &Sampling) {
+    pub(super) fn send_to(&self, sampling: &Sampling) {
         for (key, perf_cgroup) in &self.by_job {
             sampling.count_in(key, perf_cgroup.path().to_path_buf());
         }
@@ -129,7 +130,15 @@ impl PerfCgroups {
     }
 }
 
-/// Whether a job that somebody else started has cgroups, and none in which events can be counted.
+impl OnEnd for PerfCgroups {
+    fn job_left(&mut self, left: &mut Left<'_>) {
+        if self.by_job.remove(&left.record.key).is_some() {
+            self.remember(&mut left.recorder.writer);
+        }
+    }
+}
+
+/// Whether a job that another program started has cgroups, and none in which events can be counted.
 fn lacks_directory(host: &Host, record: &Record) -> bool {
     let local = record.local.as_ref().filter(|_| is_found(record) && !process_groups::is_plain(record));
     let Some(cgroup) = local.map(|local| &local.cgroup).filter(|cgroup| !cgroup.is_empty()) else {

@@ -175,7 +175,7 @@ impl Groups {
     }
 
     /// Tells a sampler that knows of none of the processes of groups.
-    pub(super) fn tell(&self, sampling: &Sampling) {
+    pub(super) fn send_to(&self, sampling: &Sampling) {
         for (id, followed) in self.jobs.iter().filter(|(_, followed)| !followed.counts_by_cgroup) {
             let members = self.grouping.group(*id).into_iter().flat_map(|group| &group.members);
             members.for_each(|&member| sampling.add_root(&followed.key, member));

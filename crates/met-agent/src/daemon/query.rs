@@ -1,13 +1,12 @@
 //! The daemon as a [`Query`]: what is stored, what is not written yet, and the last known figures of running jobs. A
-//! reply waits for no tick and for no disk that is written to.
+//! reply waits for no tick and for no disk that is written to; but a series waits for the sampling thread, 100 ms at most,
+//! if that is in a tick: only the thread has the samples that are not written yet.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use anyhow::Result;
 use met_core::annotation::Annotation;
 use met_core::belief;
-use met_core::cadence::WANTED_JOBS_MAX;
 use met_core::grouping::{Membership, Sum, SumSpan};
 use met_core::job::{JobKey, Record};
 use met_core::job_table::CPU;
@@ -30,7 +29,6 @@ use met_query::protocol::NodeStatus;
 use met_query::query::{self, PAGE_SAMPLES, Query};
 use met_query::queues;
 use met_query::react;
-use met_query::sample_more::SamplesMore;
 use met_query::viewer::Viewer;
 
 /// The daemon as a [`Query`] for the time of one answer. Its connection to the store is of one thread, so threads that
@@ -187,15 +185,6 @@ impl Query for DaemonQuery<'_> {
     }
 }
 
-impl SamplesMore for Service {
-    fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
-        let is_meant =
-            |key: &&JobKey| self.registry.jobs.get(*key).is_some_and(|kept| viewer.sees(&kept.record));
-        let meant: Vec<JobKey> = keys.iter().take(WANTED_JOBS_MAX).filter(is_meant).cloned().collect();
-        Ok(self.sampling.watch(meant, wanted_for))
-    }
-}
-
 /// Whether the viewer sees a job that is stored or waits to be.
 fn sees(service: &Service, viewer: &Viewer, key: &JobKey) -> Result<bool> {
     match service.recorder.unwritten.record_of(key) {
@@ -318,10 +307,14 @@ fn add_live(service: &Service, jobs: &mut [Record]) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use met_core::cadence::WANTED_JOBS_MAX;
     use met_core::job::{Origin, State};
 
     use super::super::write_retries::tests::service;
     use super::*;
+    use met_query::sample_more::SamplesMore;
 
     #[test]
     fn rules_may_want_more_samples_of_running_jobs_that_their_viewer_sees() {

@@ -15,7 +15,7 @@ use met_query::protocol::SchedulerStatus;
 use ureq::http::StatusCode;
 
 use super::scheduler_worker::{Measured, pause, random_share};
-use super::schedulers::{lock, ring};
+use super::schedulers::{lock, notify};
 
 /// A page is some kilobytes for each partition, and some for each user with jobs.
 const PAGE_BYTES_MAX: u64 = 32 << 20;
@@ -39,7 +39,7 @@ pub(super) struct QueueReader {
     /// Daemons of a cluster do not all read at the same time.
     pub is_one_of_many: bool,
     pub sender: SyncSender<Update>,
-    pub bell: Arc<OwnedFd>,
+    pub ready_fd: Arc<OwnedFd>,
     pub status: Arc<Mutex<SchedulerStatus>>,
 }
 
@@ -102,7 +102,7 @@ impl QueueReader {
         let queue = Queue { manager: manager.to_owned(), read_ns, valid_until_ns, ..queue };
         // The receiver is gone when the daemon stops.
         if self.sender.send(Update { manager, queue: Some(queue), ..Update::default() }).is_ok() {
-            ring(&self.bell);
+            notify(&self.ready_fd);
         }
     }
 }
@@ -410,7 +410,7 @@ mod tests {
             is_one_of_many: measured.is_some(),
             measured,
             sender,
-            bell: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()),
+            ready_fd: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()),
             status: Arc::default(),
         }
     }

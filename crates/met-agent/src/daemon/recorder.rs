@@ -8,8 +8,7 @@ use anyhow::Result;
 use met_core::Table;
 use met_core::belief::{CHARGED, SAMPLED_PEAKS};
 use met_core::event;
-use met_core::job::{Figure, JobKey, QualityKind, Record};
-use met_core::job_table::CORES_PEAK;
+use met_core::job::{JobKey, QualityKind, Record};
 use met_core::series::{PackedSamples, Series};
 use met_jobs::scheduler::join;
 use met_sinks::event::Kind;
@@ -128,11 +127,6 @@ impl Recorder {
         let waiting = self.unwritten.record_of(key).cloned();
         let stored = waiting.or_else(|| self.writer.get(key).ok().flatten());
         let Some(mut record) = stored.filter(|record| !record.state.is_live()) else { return };
-        // The mean was in the place of a peak that nothing was known of.
-        let is_mean = |figure: &Figure| figure.kind == QualityKind::LowerBound;
-        if record.totals.figure(CORES_PEAK).is_some_and(is_mean) {
-            record.totals.remove(CORES_PEAK);
-        }
         self.complete(&mut record, sampled, interval, outputs);
         match self.writer.put_instead(from_ref(&record), from_ref(key)) {
             Ok(()) => {
@@ -169,7 +163,11 @@ impl Recorder {
     }
 
     /// Writes a piece of what schedulers reported, and returns what was written of it.
-    pub(super) fn hear(&mut self, schedulers: &mut Schedulers, outputs: &mut Outputs) -> Vec<Record> {
+    pub(super) fn take_scheduler_records(
+        &mut self,
+        schedulers: &mut Schedulers,
+        outputs: &mut Outputs,
+    ) -> Vec<Record> {
         let again = self.unwritten.reported.take();
         let is_first = again.is_none();
         let Some(reported) = again.or_else(|| schedulers.take()) else { return Vec::new() };
@@ -355,13 +353,13 @@ impl Recorder {
         }
         sampling.recall_idle(self.idle_power.learned());
         sampling.keep_node(keeps_node);
-        self.emitting.tell(config, sampling);
+        self.emitting.send_factor(config, sampling);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use met_core::job_table::{CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, WALL};
+    use met_core::job_table::{CORES_PEAK, CPU, MEMORY_NEEDED, MEMORY_NEEDED_PEAK, WALL};
 
     use super::super::service::Service;
     use super::*;

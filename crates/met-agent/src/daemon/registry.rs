@@ -8,7 +8,7 @@ use met_store::{Salvage, Writer};
 
 use super::found_jobs::Gone;
 use super::nesting::Nesting;
-use super::recorder::Recorder;
+use super::service::{Left, OnEnd};
 use super::supervisors::Watch;
 
 /// Boxed: a map keeps room for twice as many as there are.
@@ -46,13 +46,6 @@ impl Registry {
         self.jobs.insert(kept.record.key.clone(), Box::new(kept));
     }
 
-    /// A job is over.
-    pub(super) fn remove(&mut self, record: &Record, recorder: &mut Recorder) {
-        self.nesting.note(record, &mut self.jobs, recorder);
-        self.nesting.forget(&record.key);
-        self.jobs.remove(&record.key);
-    }
-
     /// Requeued within a second, a job is still another one.
     pub(super) fn free_key(&self, writer: &Writer, mut key: JobKey) -> JobKey {
         while self.jobs.contains_key(&key) || matches!(writer.get(&key), Ok(Some(_))) {
@@ -73,6 +66,16 @@ impl Registry {
         let own = local.filter_map(|kept| kept.record.local.as_ref());
         let pids = own.flat_map(|local| local.supervisor.into_iter().chain(local.main));
         pids.map(|process| process.pid).chain([std::process::id()])
+    }
+}
+
+impl OnEnd for Registry {
+    fn job_left(&mut self, left: &mut Left<'_>) {
+        let key = &left.record.key;
+        self.nesting.note(left.record, &mut self.jobs, left.recorder);
+        self.nesting.forget(key);
+        self.jobs.remove(key);
+        left.follows.none_runs = self.jobs.is_empty();
     }
 }
 

@@ -8,6 +8,7 @@ use met_core::JOB;
 use met_core::annotation::AnnotationChange;
 use met_core::belief::is_known_end;
 use met_core::bounds;
+use met_core::cadence::WANTED_JOBS_MAX;
 use met_core::job::{JobKey, Record, State};
 use met_core::reaction::{ReactionChange, ReactionTarget};
 use met_core::series::Series;
@@ -18,7 +19,6 @@ use super::live_settings::Reach;
 use super::permissions::{self, Access, Caller, Role};
 use super::query::DaemonQuery;
 use super::quotas;
-use super::sampler_thread::Sampling;
 use super::service::Service;
 use super::socket::Peer;
 use met_config::Failure;
@@ -167,7 +167,7 @@ impl Service {
         if known.as_ref().is_some_and(is_known_end) {
             return Ok(Reply::Done);
         }
-        claims::vouch_start(&self.host, &self.admission.made, &mut record, known.as_ref(), peer)?;
+        claims::verify_start(&self.host, &self.admission.made, &mut record, known.as_ref(), peer)?;
         if self.place.system {
             quotas::check(&self.host, &self.registry, &record, peer)?;
         }
@@ -227,8 +227,8 @@ impl Service {
 
     fn take_announced(&mut self, record: &mut Record, known: Option<&Record>, peer: Peer) {
         self.registry.nesting.place(&self.host, &self.discovery, record, known, peer);
-        claims::vouch_events(&self.host, &self.settings.all_events(), record, peer);
-        claims::vouch_place(&self.host, record, peer);
+        claims::verify_events(&self.host, &self.settings.all_events(), record, peer);
+        claims::verify_place(&self.host, record, peer);
         if self.place.system {
             self.admission.announced.count(record);
         }
@@ -256,10 +256,10 @@ impl Service {
         if self.place.system && stored()?.is_some_and(|kept| is_known_end(&kept)) {
             return Ok(Reply::Done);
         }
-        claims::vouch_end(&self.admission.made, &mut record, known.as_ref(), peer, sampled.is_some());
+        claims::verify_end(&self.admission.made, &mut record, known.as_ref(), peer, sampled.is_some());
         self.take_announced(&mut record, known.as_ref(), peer);
         if let Some(series) = sampled.filter(|_| known.is_none()) {
-            let series = claims::vouch_samples(series, &record, self.admission.reserved_ns(&record.key));
+            let series = claims::verify_samples(series, &record, self.admission.reserved_ns(&record.key));
             self.admission.announced.count_samples(&series);
             self.recorder.keep_series(&record.key, &series, &mut self.outputs);
         }
@@ -350,8 +350,8 @@ impl Service {
         Ok(Reply::Reactions(react::seen(&actor.viewer, met_store::reactions(&self.recorder.writer)?)))
     }
 
-    fn status(&mut self) -> Result<Status> {
-        let sources = self.ask_sampling(Sampling::costs)?;
+    fn status(&self) -> Result<Status> {
+        let sources = self.sampling.costs()?;
         let sampler = self.sampling.view();
         let sinks = self.outputs.bus.status();
         Ok(Status {
@@ -380,6 +380,15 @@ impl Service {
             configure: self.outputs.configure.as_ref().map(LiveMessages::status),
             samples_refused: self.recorder.writer.samples_refused(),
         })
+    }
+}
+
+impl SamplesMore for Service {
+    fn sample_more(&self, viewer: &Viewer, keys: &[JobKey], wanted_for: Duration) -> Result<Vec<JobKey>> {
+        let is_meant =
+            |key: &&JobKey| self.registry.jobs.get(*key).is_some_and(|kept| viewer.sees(&kept.record));
+        let meant: Vec<JobKey> = keys.iter().take(WANTED_JOBS_MAX).filter(is_meant).cloned().collect();
+        Ok(self.sampling.watch(meant, wanted_for))
     }
 }
 

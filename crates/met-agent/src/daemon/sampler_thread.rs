@@ -45,9 +45,11 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// So long the main thread waits for a tick to end before it writes what needs the sampler. Reads do not.
 const READY_WITHIN: Duration = Duration::from_millis(10);
-/// So long a read waits for a thread that rests, or of which no view is left. A client that starts a job waits for
-/// 200 ms.
+/// So long a read waits for a thread that rests, for the first view of all, and for samples that only the thread has. A
+/// client that starts a job waits for 200 ms.
 const VIEW_WITHIN: Duration = Duration::from_millis(100);
+/// One that is at the same for so long may be blocked: what it reads is read by no other thread.
+const BLOCKED_AFTER: Duration = Duration::from_millis(100);
 
 const READY_LOOK: Duration = Duration::from_micros(500);
 
@@ -294,7 +296,7 @@ impl Sampling {
     }
 
     /// The same without waiting for what cannot be counted.
-    pub fn tell_events(&self, asked: EventsAsked, options: Options) {
+    pub fn send_events(&self, asked: EventsAsked, options: Options) {
         self.order(move |worker| drop(worker.sampler.set_events(asked, &options)));
     }
 
@@ -338,13 +340,13 @@ impl Sampling {
         self.ask(|worker| worker.sampler.live().into_iter().collect()).unwrap_or_default()
     }
 
-    /// Brings the view of readers up to date. False if the thread is blocked, and the last view has to do. A tick that
-    /// has just begun is not waited for: the view is that of the tick before.
+    /// Brings the view of readers up to date. False if the thread may be blocked. A tick is not waited for: during one the
+    /// last view has to do.
     fn look(&self) -> bool {
         self.published.want();
         match self.busy_since_ns() {
-            Some(since_ns) if self.published.is_current() => {
-                clock::monotonic_ns() - since_ns < VIEW_WITHIN.as_nanos() as i64
+            Some(since_ns) if self.published.has_view() => {
+                clock::monotonic_ns() - since_ns < BLOCKED_AFTER.as_nanos() as i64
             }
             _ => self.glance(Worker::publish).is_some(),
         }
@@ -455,7 +457,8 @@ impl Sampling {
         }
     }
 
-    /// An answer to a reader, for which a tick is waited for once and not for long: `None` if the thread is busy.
+    /// An answer to a reader that only the thread can give. A tick is waited for once and not for long: `None` if the
+    /// thread stays busy.
     fn glance<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Worker) -> T + Send + 'static,

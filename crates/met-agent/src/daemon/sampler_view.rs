@@ -1,7 +1,7 @@
 //! What readers are shown of the sampling thread: it publishes a copy, so that a reply waits for no tick.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use met_core::energy::idle::LearnedIdle;
@@ -12,8 +12,10 @@ use met_query::live::Live;
 use met_query::machine_now::MachineNow;
 use met_query::protocol::SourceStatus;
 
-/// So long after the last reader each tick is published. Without readers a tick copies nothing.
+/// So long after the last reader each tick is published.
 const READERS_FOR_NS: i64 = 10_000_000_000;
+/// Without readers few ticks are: a copy costs something, and the next reader may come during a tick.
+const PUBLISH_EVERY_NS: i64 = 5_000_000_000;
 
 /// The state between two ticks.
 #[derive(Default)]
@@ -39,8 +41,8 @@ pub(super) struct Published {
     view: Mutex<Arc<View>>,
     /// Until when there are readers, by the monotonic clock.
     wanted_until_ns: AtomicI64,
-    /// There was no tick since.
-    is_current: AtomicBool,
+    /// When the view was published, by the same clock.
+    published_ns: AtomicI64,
 }
 
 impl Published {
@@ -58,22 +60,24 @@ impl Published {
         Arc::clone(&self.view.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(super) fn is_current(&self) -> bool {
-        self.is_current.load(Ordering::Acquire)
+    /// False before the first view of the first thread.
+    pub(super) fn has_view(&self) -> bool {
+        self.view().dropped_samples.is_some()
     }
 
     /// Of the sampling thread, which does not wait: a reader holds the view for as long as it takes to copy a pointer.
     pub(super) fn publish(&self, view: View) {
         if let Ok(mut held) = self.view.try_lock() {
             *held = Arc::new(view);
-            self.is_current.store(true, Ordering::Release);
+            self.published_ns.store(clock::monotonic_ns(), Ordering::Relaxed);
         }
     }
 
     /// Of the sampling thread, after a tick.
     pub(super) fn ticked(&self, view: impl FnOnce() -> View) {
-        self.is_current.store(false, Ordering::Release);
-        if clock::monotonic_ns() < self.wanted_until_ns.load(Ordering::Relaxed) {
+        let now_ns = clock::monotonic_ns();
+        let is_wanted = now_ns < self.wanted_until_ns.load(Ordering::Relaxed);
+        if is_wanted || now_ns - self.published_ns.load(Ordering::Relaxed) >= PUBLISH_EVERY_NS {
             self.publish(view());
         }
     }
@@ -83,25 +87,32 @@ impl Published {
 mod tests {
     use super::*;
 
+    fn dropped(samples: u64) -> View {
+        View { dropped_samples: Some(samples), ..View::default() }
+    }
+
     #[test]
-    fn ticks_are_published_for_readers_and_else_cost_nothing() {
+    fn each_tick_is_published_for_readers_and_few_without() {
         let published = Published::default();
-        published.ticked(|| panic!("there is no reader"));
-        assert!(!published.is_current());
+        published.publish(dropped(1));
+        published.ticked(|| panic!("there is no reader, and a view"));
         published.want();
-        published.ticked(|| View { dropped_samples: Some(7), ..View::default() });
-        assert!(published.is_current());
+        published.ticked(|| dropped(7));
         assert_eq!(published.view().dropped_samples, Some(7));
         published.wanted_until_ns.store(0, Ordering::Relaxed);
         published.ticked(|| panic!("the reader is gone"));
-        assert!(!published.is_current(), "there was a tick since");
+        published.published_ns.fetch_sub(PUBLISH_EVERY_NS, Ordering::Relaxed);
+        published.ticked(|| dropped(8));
+        assert_eq!(published.view().dropped_samples, Some(8), "the next reader gets no old view");
     }
 
     #[test]
     fn a_tick_waits_for_no_reader() {
         let published = Published::default();
         let reading = published.view.lock().unwrap();
-        published.publish(View { dropped_samples: Some(7), ..View::default() });
-        assert!(reading.dropped_samples.is_none() && !published.is_current());
+        published.publish(dropped(7));
+        assert!(reading.dropped_samples.is_none());
+        drop(reading);
+        assert!(!published.has_view());
     }
 }

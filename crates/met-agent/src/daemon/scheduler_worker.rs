@@ -12,7 +12,7 @@ use met_jobs::scheduler::{Programs, Recorded, Sync, Update};
 use met_query::jobs;
 use met_query::protocol::SchedulerStatus;
 
-use super::schedulers::{lock, ring};
+use super::schedulers::{lock, notify};
 
 /// After an answer of more runs than this memory is released.
 const LONG_ANSWER_RUNS: u64 = 5_000;
@@ -100,7 +100,7 @@ pub(super) struct SchedulerWorker {
     /// Some schedulers know users by name alone.
     pub(super) uids: HashMap<String, Option<u32>>,
     pub(super) sender: SyncSender<Update>,
-    pub(super) bell: Arc<OwnedFd>,
+    pub(super) ready_fd: Arc<OwnedFd>,
     pub(super) status: Arc<Mutex<SchedulerStatus>>,
     pub(super) failures: u32,
 }
@@ -147,13 +147,13 @@ impl SchedulerWorker {
         }
         let begin = Instant::now();
         lock(&self.status).asking = true;
-        let (mut runs, uids, channel, bell) = (0, &mut self.uids, &self.sender, &self.bell);
+        let (mut runs, uids, channel, ready_fd) = (0, &mut self.uids, &self.sender, &self.ready_fd);
         let mut report = |mut update: Update| {
             runs += update.recorded.len() as u64;
             update.recorded.iter_mut().for_each(|recorded| name_owner(recorded, uids));
             // The receiver is gone when the daemon stops.
             if channel.send(update).is_ok() {
-                ring(bell);
+                notify(ready_fd);
             }
         };
         let result = match (&ids, &self.measured) {

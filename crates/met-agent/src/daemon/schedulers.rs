@@ -35,7 +35,7 @@ pub struct Schedulers {
     workers: Vec<Worker>,
     queue_readers: Vec<ReaderEnd>,
     news: Receiver<Update>,
-    bell: Option<Arc<OwnedFd>>,
+    ready_fd: Option<Arc<OwnedFd>>,
 }
 
 struct Worker {
@@ -130,14 +130,15 @@ impl Schedulers {
         before: impl Fn(&str) -> Before,
     ) -> io::Result<Schedulers> {
         let (sender, news) = mpsc::sync_channel(QUEUE);
-        let mut schedulers = Schedulers { workers: Vec::new(), queue_readers: Vec::new(), news, bell: None };
+        let mut schedulers =
+            Schedulers { workers: Vec::new(), queue_readers: Vec::new(), news, ready_fd: None };
         let scope = config.scope.unwrap_or(client.scope());
         let node = Some(host.facts().hostname.clone()).filter(|_| scope == Scope::Node);
         let by_id = scope == Scope::Node && matches!(client, SchedulerClient::Daemon { .. });
         let usual = if by_id { DAEMON_INTERVAL } else { SERVER_INTERVAL };
         for (scheduler, _) in wanted(config, client) {
             let manager = scheduler.row().0.name;
-            let bell = schedulers.own_bell()?;
+            let ready_fd = schedulers.own_ready_fd()?;
             let Before { cursor, live } = before(manager);
             let (nudges, nudged) = mpsc::sync_channel(1);
             let status = SchedulerStatus { manager: manager.to_owned(), ..Default::default() };
@@ -150,7 +151,7 @@ impl Schedulers {
                 interval: config.interval.unwrap_or(usual),
                 uids: HashMap::new(),
                 sender: sender.clone(),
-                bell,
+                ready_fd,
                 status: status.clone(),
                 failures: 0,
             };
@@ -163,12 +164,12 @@ impl Schedulers {
         Ok(schedulers)
     }
 
-    fn own_bell(&mut self) -> io::Result<Arc<OwnedFd>> {
-        if let Some(bell) = &self.bell {
-            return Ok(Arc::clone(bell));
+    fn own_ready_fd(&mut self) -> io::Result<Arc<OwnedFd>> {
+        if let Some(ready_fd) = &self.ready_fd {
+            return Ok(Arc::clone(ready_fd));
         }
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Arc::clone(self.bell.insert(bell)))
+        let ready_fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        Ok(Arc::clone(self.ready_fd.insert(ready_fd)))
     }
 
     /// Starts the thread that reads its queue, where it is configured.
@@ -205,7 +206,7 @@ impl Schedulers {
             measured: worker.and_then(|worker| worker.measured.clone()),
             is_one_of_many,
             sender: sender.clone(),
-            bell: self.own_bell()?,
+            ready_fd: self.own_ready_fd()?,
             status: Arc::clone(&status),
         };
         let (stop, stopped) = mpsc::sync_channel(0);
@@ -216,17 +217,17 @@ impl Schedulers {
     }
 
     /// Readable when there is news.
-    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.bell.as_ref().map(|bell| bell.as_fd())
+    pub fn ready_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.ready_fd.as_ref().map(|ready_fd| ready_fd.as_fd())
     }
 
-    /// One piece of news; the bell rings on while there is more.
+    /// One piece of news; the ready_fd rings on while there is more.
     pub fn take(&self) -> Option<Update> {
-        let bell = self.bell.as_ref()?;
+        let ready_fd = self.ready_fd.as_ref()?;
         // Silenced before the look: what comes after it rings again.
-        let _ = rustix::io::read(bell, &mut [0; 8]);
+        let _ = rustix::io::read(ready_fd, &mut [0; 8]);
         let update = self.news.try_recv().ok()?;
-        ring(bell);
+        notify(ready_fd);
         Some(update)
     }
 
@@ -282,8 +283,8 @@ impl OnEnd for Schedulers {
     }
 }
 
-pub(super) fn ring(bell: &OwnedFd) {
-    let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+pub(super) fn notify(ready_fd: &OwnedFd) {
+    let _ = rustix::io::write(ready_fd, &1_u64.to_ne_bytes());
 }
 
 pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -323,13 +324,13 @@ mod tests {
     }
 
     fn wait_for_news(schedulers: &Schedulers) -> Update {
-        let mut fds = [PollFd::from_borrowed_fd(schedulers.bell().unwrap(), PollFlags::IN)];
+        let mut fds = [PollFd::from_borrowed_fd(schedulers.ready_fd().unwrap(), PollFlags::IN)];
         poll(&mut fds, None).unwrap();
         schedulers.take().unwrap()
     }
 
     #[test]
-    fn an_update_of_a_scheduler_rings_the_bell() {
+    fn an_update_of_a_scheduler_makes_its_descriptor_readable() {
         let answer = r#"echo '{"7": {"state": "Running", "owner": "root", "startTime": 1794722204}}'"#;
         let folder = commands(&[("oarstat", answer)]);
         let host = Host::real().unwrap();

@@ -65,10 +65,31 @@ pub(super) struct Ended<'a> {
     pub(super) place: &'a Place,
 }
 
-/// A part of a daemon that reacts to the end of a job. It is called once the end is stored, and never for one that
-/// could not be written: what it removes or reports could not be restored.
+/// A job runs no more, whether or not its end could be written.
+pub(super) struct Left<'a> {
+    pub(super) record: &'a Record,
+    pub(super) host: &'a Host,
+    pub(super) recorder: &'a mut Recorder,
+    pub(super) follows: Follows,
+}
+
+/// What follows for several parts when a job has left.
+#[derive(Default)]
+pub(super) struct Follows {
+    /// Settings that held until its end do not hold any more.
+    pub(super) settings_reverted: bool,
+    /// No other job runs.
+    pub(super) none_runs: bool,
+}
+
+/// A part of a daemon that reacts to the end of a job.
 pub(super) trait OnEnd {
-    fn job_ended(&mut self, ended: &Ended<'_>);
+    /// The end is stored, at once or after retries. This is not called for one that could not be written: what a part
+    /// removes or reports could not be restored.
+    fn job_ended(&mut self, _ended: &Ended<'_>) {}
+
+    /// The job runs no more: called once, also if its end is not written yet.
+    fn job_left(&mut self, _left: &mut Left<'_>) {}
 }
 
 fn client(config: &Config, place: &Place) -> SchedulerClient {
@@ -201,7 +222,7 @@ impl Service {
             // It does not run any more, and its last figures are shown when the store has them.
             Err(_) => self.outputs.on_metrics_cache(|metrics_cache| metrics_cache.forget(&record.key)),
         }
-        self.leave_running(&record);
+        self.job_left(&record);
         written?;
         // The end is stored: jobs that could not be removed are tried again at the next end.
         if let Err(error) = self.recorder.limit_count(&self.settings.config.storage) {
@@ -218,13 +239,17 @@ impl Service {
         parts.into_iter().for_each(|part| part.job_ended(&ended));
     }
 
-    /// A job runs no more, whether or not its end could be written.
-    fn leave_running(&mut self, record: &Record) {
-        self.registry.remove(record, &mut self.recorder);
-        self.revert_with(&record.key);
-        self.follow_perf_cgroups();
-        self.housekeeping.job_left(&self.host, record);
-        if self.registry.jobs.is_empty() {
+    /// A job runs no more, whether or not its end could be written: the parts react.
+    fn job_left(&mut self, record: &Record) {
+        let Service { host, recorder, registry, settings, discovery, housekeeping, .. } = self;
+        let mut left = Left { record, host, recorder, follows: Follows::default() };
+        let parts: [&mut dyn OnEnd; 4] = [registry, settings, &mut discovery.perf_cgroups, housekeeping];
+        parts.into_iter().for_each(|part| part.job_left(&mut left));
+        let follows = left.follows;
+        if follows.settings_reverted {
+            self.apply_overrides();
+        }
+        if follows.none_runs {
             // Nothing else writes the last samples of the GPUs.
             self.flush();
         }
@@ -439,13 +464,13 @@ impl Service {
     }
 
     /// Readable when a scheduler has replied, unless an earlier reply waits to be written.
-    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.schedulers.bell().filter(|_| self.recorder.unwritten.reported.is_none())
+    pub fn ready_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.schedulers.ready_fd().filter(|_| self.recorder.unwritten.reported.is_none())
     }
 
     /// Writes a piece of what schedulers reported: some dozens of jobs at a time, others have their turn in between.
-    pub fn hear(&mut self) {
-        for record in self.recorder.hear(&mut self.schedulers, &mut self.outputs) {
+    pub fn take_scheduler_records(&mut self) {
+        for record in self.recorder.take_scheduler_records(&mut self.schedulers, &mut self.outputs) {
             if self.registry.jobs.contains_key(&record.key) {
                 self.sampling.allocate(&record);
             }
@@ -462,7 +487,7 @@ impl Service {
     fn write_again(&mut self) {
         self.write_records();
         if self.recorder.unwritten.reported.is_some() {
-            self.hear();
+            self.take_scheduler_records();
         }
     }
 
@@ -528,9 +553,9 @@ impl Service {
     }
 
     /// Takes up what a provider of emission factors said.
-    pub fn hear_provider(&mut self) {
+    pub fn take_factors(&mut self) {
         let Recorder { emitting, writer, .. } = &mut self.recorder;
-        emitting.hear_provider(writer, &self.settings.config, &self.sampling);
+        emitting.take_factors(writer, &self.settings.config, &self.sampling);
     }
 
     /// Tells the sampler which factor holds now, if that is another one.
@@ -614,17 +639,17 @@ impl Service {
             return false;
         }
         self.brief_sampling();
-        self.settings.tell_events(&self.sampling);
+        self.settings.send_events(&self.sampling);
         // Who was owed a last share of energy has what he was charged until his end.
         self.registry.owed.clear();
         self.registry.late = None;
-        self.registry.jobs.values().for_each(|kept| self.sampling.tell_job(&kept.record, &self.recorder));
+        self.registry.jobs.values().for_each(|kept| self.sampling.send_job(&kept.record, &self.recorder));
         let Service { host, registry, recorder, sampling, outputs, .. } = self;
         self.discovery.ask_those_who_are_left(&mut Asked { host, registry, recorder, sampling, outputs });
         if let Some(groups) = &self.discovery.groups {
-            groups.tell(&self.sampling);
+            groups.send_to(&self.sampling);
         }
-        self.discovery.perf_cgroups.tell(&self.sampling);
+        self.discovery.perf_cgroups.send_to(&self.sampling);
         true
     }
 
@@ -632,14 +657,6 @@ impl Service {
         let keeps_node = self.settings.keeps_node(self.place.system);
         self.recorder.brief(&self.sampling, &self.settings.config, keeps_node);
         self.outputs.tell_watched(&self.sampling);
-    }
-
-    /// A change for this job ends with it.
-    fn revert_with(&mut self, key: &JobKey) {
-        if self.settings.job_ended(key) {
-            self.apply_overrides();
-            tracing::info!("job {} has ended; temporary settings are removed", key.id);
-        }
     }
 
     /// Brings the sampler in line; says what cannot be counted.

@@ -232,7 +232,7 @@ impl Sampling {
     }
 
     /// Tells the next thread of a job, as the next daemon would.
-    pub(super) fn tell_job(&self, record: &Record, recorder: &Recorder) {
+    pub(super) fn send_job(&self, record: &Record, recorder: &Recorder) {
         let before = recorder.series_before(&record.key);
         match recorder.writer.get(&record.key) {
             Ok(Some(stored)) => {

@@ -104,7 +104,7 @@ fn total(service: &Service, key: &JobKey, column: usize) -> Option<i64> {
 }
 
 fn left_out(service: &mut Service) -> Vec<String> {
-    let sources = service.ask_sampling(Sampling::costs).unwrap();
+    let sources = service.sampling.costs().unwrap();
     sources.into_iter().filter(|source| source.left_out).map(|source| source.name).collect()
 }
 
@@ -135,7 +135,7 @@ fn another_thread_goes_on_without_what_does_not_answer_until_it_does() {
     machine.answer(METER, "2\n");
     until(&mut service, "it is read again", |service| left_out(service).is_empty());
     let is_read = |service: &mut Service| {
-        let sources = service.ask_sampling(Sampling::costs).unwrap();
+        let sources = service.sampling.costs().unwrap();
         sources.iter().any(|source| source.name == "cray" && source.read_ns > 0)
     };
     until(&mut service, "it has a price", is_read);
@@ -237,10 +237,8 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
         client_of(&mut daemon, &Request::Energy),
         client_of(&mut daemon, &Request::Status),
     ];
-    // The first round may be spent on waiting for the tick.
-    for _ in 0..2 {
-        daemon.serve_connections(&[true; 8]);
-    }
+    // A request of each connection.
+    daemon.serve_connections(&[true; 8]);
     assert!(is_answered(&factors) && !is_answered(&changed) && !is_answered(&gone));
     assert!(reads.iter().all(is_answered), "reading waits for no tick");
     let [mut jobs, ..] = reads;
@@ -261,6 +259,36 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
         daemon.keep_house();
     }
     assert_eq!(daemon.service.sampling.watchdog.replaced, 1);
+    machine.answer(METER, "2\n");
+    daemon.leave();
+}
+
+#[test]
+fn a_status_shows_the_last_figures_and_replaces_no_thread() {
+    let machine = Machine::new();
+    let mut service = machine.service();
+    machine.job(&mut service);
+    let is_read = |service: &mut Service| {
+        service.sampling.costs().unwrap().iter().any(|source| source.name == "cray" && source.read_ns > 0)
+    };
+    until(&mut service, "the meter is read", is_read);
+    let mut daemon = daemon_of(service);
+    machine.hang(METER);
+    let watchdog = &daemon.service.sampling.watchdog;
+    while watchdog.heartbeat.at().and_then(|at| at.source) != Some("cray") {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    watchdog.kept_after.set(Duration::ZERO);
+    assert!(!watchdog.is_kept(), "seen once");
+    let (at, seen) = watchdog.suspicion.get().unwrap();
+    watchdog.suspicion.set(Some((at, seen.checked_sub(SURE_AFTER).unwrap())));
+    assert!(watchdog.is_kept(), "another thread could go on");
+
+    let mut status = client_of(&mut daemon, &Request::Status);
+    daemon.serve_connections(&[true]);
+    let Ok(Reply::Status(status)) = met_query::protocol::read_frame(&mut status) else { panic!("no status") };
+    assert!(status.sources.iter().any(|source| source.name == "cray" && source.read_ns > 0));
+    assert_eq!(daemon.service.sampling.watchdog.replaced, 0);
     machine.answer(METER, "2\n");
     daemon.leave();
 }

@@ -75,11 +75,13 @@ pub(super) fn is_hopeless(error: &StoreError) -> bool {
 #[cfg(test)]
 pub(super) mod tests {
     use std::path::Path;
+    use std::time::Duration;
 
     use met_core::job::{Origin, State};
     use met_host::Host;
     use met_jobs::scheduler::Recorded;
 
+    use super::super::live_settings::Reach;
     use super::super::permissions::Caller;
     use super::super::service::Service;
     use super::super::socket::Peer;
@@ -168,7 +170,9 @@ pub(super) mod tests {
         };
         other.execute_batch(&(full("INSERT") + &full("UPDATE") + &full("DELETE"))).unwrap();
 
+        service.settings.hold(&Reach::Job(record.key.clone()), Some(Duration::from_secs(4)), None);
         service.close_found(record.clone());
+        assert!(!service.settings.revert(None), "what held until its end is taken back, written or not");
         let peer = Peer { uid: rustix::process::getuid().as_raw(), pid: std::process::id() };
         for states in [Vec::new(), vec![State::Finished]] {
             let filter = JobsFilter { states, ..JobsFilter::default() };

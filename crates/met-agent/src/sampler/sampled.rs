@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use met_core::belief::at_end::{self, Ends};
-use met_core::belief::{fill_events, fit_cpu_parts, fit_memory_peaks};
-use met_core::job::QualityKind::{LowerBound, Measured};
-use met_core::job::{JobKey, Record, Totals};
+use met_core::belief::at_end::{self, Closing, Ends};
+use met_core::belief::fill_events;
+use met_core::job::{JobKey, Record};
 use met_core::job_processes::JobProcess;
 use met_core::job_table::*;
-use met_core::provenance::{Account, Caveat};
+use met_core::provenance::Caveat;
 use met_core::series::{PackedSamples, Series};
 use met_core::{JOB, Kind, MISSING};
 
@@ -18,11 +17,6 @@ use super::{gap_ms, largest_processes};
 use met_core::running::Running;
 use met_core::sampled::Profile;
 use met_jobs::containers;
-
-/// Kernel memory and the code of a process are in the peak and not in what is needed.
-const UNEXPLAINED_BYTES: i64 = 12 << 20;
-/// A shorter job has a sample or two, and often none at its peak.
-const HARDLY_SAMPLED_NS: i64 = 1_000_000_000;
 
 /// What is known of a job at its end, beside its samples.
 #[derive(Clone, Copy, Debug, Default)]
@@ -140,9 +134,6 @@ impl Sampled {
         if !series.is_empty() {
             record.summaries = series.summaries(gap_ms(interval).max(self.gap_ms));
         }
-        let seen = self.live.totals.get(PROCESSES).max(record.totals.get(PROCESSES));
-        self.fill(record);
-        fit_cpu_parts(&mut record.totals);
         // What a supervisor counts, it counts from the beginning.
         fill_events(record, &self.live.events, &self.live.uncounted_events);
         if !self.live.gpus.is_empty() {
@@ -153,48 +144,16 @@ impl Sampled {
             note_end_of_main(record);
         }
         record.emission = record.emission.take().or_else(|| self.live.emission.clone());
-        if let Some(seen) = seen {
-            self.ends.set_processes(&mut record.totals, seen);
-        }
-        doubt_needed_memory(&mut record.totals, series);
-        bound_by_cgroup(&mut record.totals);
-        fit_memory_peaks(&mut record.totals);
         let by_service = containers::is_client(record).then_some(Caveat::NoContainers);
-        if let Some(why) = by_service.or(self.uncounted) {
-            without_containers(&mut record.totals, why);
-        }
-        if let (Some(cpu_ns), Some(wall_ns)) = (record.totals.get(CPU), record.totals.get(WALL))
-            && wall_ns > 0
-        {
-            // Spans do not cover the job from end to end, and a short one has none: its mean is a peak, too.
-            let average = (cpu_ns as f64 / wall_ns as f64 * 1000.0).round() as i64;
-            if record.totals.get(CORES_PEAK).is_none_or(|peak| peak < average) {
-                record.totals.set(CORES_PEAK, average, LowerBound, "cpu / wall");
-            }
-        }
-    }
-}
-
-/// Where processes left the cgroup, what it shows of memory lacks theirs: at its peak and in every sample.
-fn bound_by_cgroup(totals: &mut Totals) {
-    let is_bound = totals
-        .figure(MEMORY_PEAK)
-        .is_some_and(|peak| peak.kind == LowerBound && peak.source.account == Account::Cgroup);
-    let needed = totals
-        .figure(MEMORY_NEEDED_PEAK)
-        .filter(|needed| is_bound && needed.source.account == Account::Cgroup);
-    if let Some(value) = needed.map(|needed| needed.value) {
-        totals.set(MEMORY_NEEDED_PEAK, value, LowerBound, Account::Cgroup);
-    }
-}
-
-/// What some containers did for the job is in none of its figures.
-fn without_containers(totals: &mut Totals, why: Caveat) {
-    for column in [CPU, CPU_USER, CPU_SYSTEM, MEMORY_PEAK, MEMORY_NEEDED_PEAK, READ, WRITTEN] {
-        if let Some(figure) = totals.figure(column).filter(|figure| !figure.source.has(why)) {
-            let (value, source) = (figure.value, figure.source.clone().with(why));
-            totals.set(column, value, LowerBound, source);
-        }
+        let closing = Closing {
+            seen: &self.live.totals,
+            ends: self.ends,
+            // What was sampled says so itself.
+            missed: false,
+            cache_bytes: series.maximum(MEMORY_CACHE),
+            uncounted: by_service.or(self.uncounted),
+        };
+        at_end::close(&mut record.totals, &closing);
     }
 }
 
@@ -207,31 +166,13 @@ fn note_end_of_main(record: &mut Record) {
     }
 }
 
-/// Needed memory is only sampled. Where the kernel saw clearly more held at once than any sample explains,
-/// the highest came between two of them, and so it is where the kernel killed processes for lack of memory. Of a job that
-/// was hardly sampled the kernel must have seen about as much.
-fn doubt_needed_memory(totals: &mut Totals, series: &Series) {
-    let Some(needed) = totals.figure(MEMORY_NEEDED_PEAK).cloned() else { return };
-    let is_hardly_sampled = totals.get(WALL).is_some_and(|wall_ns| wall_ns < HARDLY_SAMPLED_NS);
-    // What was killed for memory wanted more than there was.
-    let is_killed = totals.get(OOM_KILLS).is_some_and(|kills| kills > 0);
-    let cache = series.maximum(MEMORY_CACHE).unwrap_or(0);
-    let unexplained = if is_hardly_sampled { 0 } else { UNEXPLAINED_BYTES };
-    // A peak that is itself of samples, or of the largest process alone, confirms nothing.
-    let peak = totals.figure(MEMORY_PEAK).filter(|peak| !is_hardly_sampled || peak.kind == Measured);
-    let is_beyond = |peak: i64| peak > needed.value + cache + peak / 10 + unexplained;
-    let is_exceeded = is_killed || peak.map_or(is_hardly_sampled, |peak| is_beyond(peak.value));
-    if is_exceeded {
-        totals.set(MEMORY_NEEDED_PEAK, needed.value, LowerBound, needed.source);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use met_core::job::QualityKind;
+    use met_core::job::QualityKind::{LowerBound, Measured};
+    use met_core::job::{QualityKind, Totals};
     use met_core::process_exits::INHERITED;
-    use met_core::provenance::Provenance;
+    use met_core::provenance::{Account, Provenance};
 
     /// A supervised job of which the samples saw this, and whose supervisor counted that.
     fn settled(seen: &[(usize, i64)], counted: &[(usize, i64)], ends: Ends) -> (Record, Series) {
@@ -306,38 +247,58 @@ mod tests {
         assert_eq!(figures(false)[0], (623, LowerBound, "taskstats".to_owned()));
     }
 
-    #[test]
-    fn needed_memory_is_a_lower_bound_where_the_kernel_saw_more_or_killed_for_it() {
-        const MIB: i64 = 1 << 20;
-        let kind = |peak: i64, kills: i64| {
-            let mut totals = Totals::default();
-            totals.set(MEMORY_PEAK, peak, Measured, Account::Cgroup);
-            totals.set(MEMORY_NEEDED_PEAK, 47 * MIB, QualityKind::Sampled, Account::Cgroup);
-            totals.set(OOM_KILLS, kills, Measured, Account::Cgroup);
-            doubt_needed_memory(&mut totals, &Series::new(&JOB));
-            totals.figure(MEMORY_NEEDED_PEAK).map(|figure| figure.kind)
-        };
-        assert_eq!(kind(60 * MIB, 0), Some(QualityKind::Sampled));
-        assert_eq!(kind(60 * MIB, 1), Some(LowerBound));
-        assert_eq!(kind(90 * MIB, 0), Some(LowerBound));
+    /// Samples of a job of this length: each second half a core, the same of memory, and a third of a process.
+    fn series_of(record: &Record, seconds: i64) -> Series {
+        let mut series = Series::new(&JOB);
+        for second in 0..=seconds {
+            let mut cells = vec![MISSING; JOB.columns.len()];
+            (cells[CPU], cells[MEMORY_NEEDED]) = (second * 500_000_000, 47 << 20);
+            (cells[MEMORY_CACHE], cells[PROCESSES]) = (1 << 20, 1 + second / 3);
+            series.push(record.start_ns.unwrap() / 1_000_000 + second * 1000, &cells);
+        }
+        series
     }
 
     #[test]
-    fn needed_memory_of_a_job_of_less_than_a_second_is_a_lower_bound_unless_the_kernel_confirms_it() {
-        let kind_of = |wall_ms: i64, peak: Option<i64>, quality: QualityKind| {
-            let mut totals = Totals::default();
-            totals.set(WALL, wall_ms * 1_000_000, Measured, "clock");
-            totals.set(MEMORY_NEEDED_PEAK, 10_000, QualityKind::Sampled, Account::Cgroup);
-            peak.into_iter().for_each(|peak| totals.set(MEMORY_PEAK, peak, quality, Account::Cgroup));
-            doubt_needed_memory(&mut totals, &Series::new(&JOB));
-            totals.figure(MEMORY_NEEDED_PEAK).map(|figure| figure.kind)
-        };
-        let kind = |wall_ms: i64, peak: Option<i64>| kind_of(wall_ms, peak, Measured);
-        assert_eq!(kind_of(400, Some(9_000), LowerBound), Some(LowerBound), "of its largest process alone");
-        assert_eq!(kind(400, Some(20_000)), Some(LowerBound));
-        assert_eq!(kind(400, None), Some(LowerBound));
-        assert_eq!(kind(400, Some(10_500)), Some(QualityKind::Sampled), "the kernel saw no more");
-        assert_eq!(kind(4000, Some(20_000)), Some(QualityKind::Sampled), "code and the kernel's own");
-        assert_eq!(kind(4000, None), Some(QualityKind::Sampled));
+    fn who_closes_a_job_does_not_matter() {
+        let columns = [CPU, CORES_PEAK, MEMORY_PEAK, MEMORY_NEEDED_PEAK, PROCESSES];
+        for (seconds, peak, kills, command) in [
+            (10, 60, 0, "train"),
+            (10, 90, 0, "train"),
+            (10, 60, 1, "train"),
+            (0, 50, 0, "docker"),
+            (6, 50, 0, "docker"),
+        ] {
+            let mut ended = met_core::sample::full(1, "train");
+            let start_ns = ended.start_ns.unwrap();
+            (ended.end_ns, ended.command) =
+                (Some(start_ns + seconds * 1_000_000_000), vec![command.to_owned()]);
+            ended.totals = Totals::default();
+            ended.totals.set(WALL, (seconds * 1_000_000_000).max(400_000_000), Measured, "clock");
+            ended.totals.set(CPU, seconds * 700_000_000 + 1, Measured, Account::Cgroup);
+            ended.totals.set(MEMORY_PEAK, peak << 20, Measured, Account::Cgroup);
+            ended.totals.set(OOM_KILLS, kills, Measured, Account::Cgroup);
+            ended.totals.set(PROCESSES, 2, LowerBound, "wait");
+            let series = series_of(&ended, seconds);
+
+            let mut imported = ended.clone();
+            met_query::jobs::complete_by_samples(&mut imported, &series);
+            let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
+            series.each_row(|time_ms, cells| running.push(time_ms, cells));
+            let profile = met_jobs::job_cgroup::profile(ended.local.as_ref().unwrap());
+            let profile = Profile { counts_memory: true, ..profile };
+            let sampled = Sampled { live: Live::of(&running, profile), ..Sampled::default() };
+            let mut closed = ended;
+            sampled.complete(&mut closed, &series, Duration::from_secs(1));
+            for column in columns {
+                assert!(closed.totals.figure(column).is_some(), "{}", JOB.columns[column].name);
+                assert_eq!(
+                    closed.totals.figure(column),
+                    imported.totals.figure(column),
+                    "{} of {command}, {seconds} s, {peak} MiB, {kills}",
+                    JOB.columns[column].name
+                );
+            }
+        }
     }
 }

@@ -32,7 +32,7 @@ pub(super) struct Schedule {
     /// When all that is expensive is read again of the jobs that are read at every tick.
     slow_ns: i64,
     /// When it is checked again whether many ends of processes wait.
-    pub(super) hear_ns: i64,
+    pub(super) receive_ns: i64,
 }
 
 impl Schedule {
@@ -48,7 +48,7 @@ impl Schedule {
             together_ns: 0,
             apart_ns: 0,
             slow_ns: 0,
-            hear_ns: 0,
+            receive_ns: 0,
         };
         schedule.hasten();
         schedule

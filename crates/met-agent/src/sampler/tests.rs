@@ -60,7 +60,7 @@ impl Sleeper {
     fn sampler_with(host: &Host, library: PathBuf) -> Sampler {
         let mut config = Config::default();
         config.gpu.nvml = Some(library);
-        Sampler::patient(host.clone(), Duration::from_millis(20), &config, Duration::from_secs(20))
+        Sampler::waiting(host.clone(), Duration::from_millis(20), &config, Duration::from_secs(20))
     }
 
     fn library(&self) -> PathBuf {
@@ -175,7 +175,7 @@ fn sampler_of_gpus(job: &Sleeper, host: &Host, tick: Duration, of_gpus: Duration
     let mut config = Config::default();
     config.gpu.nvml = Some(job.library());
     config.nvidia.interval = Some(of_gpus);
-    let mut sampler = Sampler::patient(host.clone(), tick, &config, Duration::from_secs(20));
+    let mut sampler = Sampler::waiting(host.clone(), tick, &config, Duration::from_secs(20));
     sampler.add(&job.record(host)).unwrap();
     sampler
 }
@@ -283,7 +283,7 @@ fn a_process_that_appears_on_a_gpu_is_its_jobs_though_nobody_has_listed_it_yet()
 fn another_period_ticks_at_its_own_multiples() {
     let config = Config::default();
     let mut sampler =
-        Sampler::patient(Host::real().unwrap(), Duration::from_secs(3600), &config, Duration::ZERO);
+        Sampler::waiting(Host::real().unwrap(), Duration::from_secs(3600), &config, Duration::ZERO);
     let gap_before_ms = sampler.gap_ms();
     for interval_ms in [1500, 250, 60_000] {
         sampler.set_interval(Duration::from_millis(interval_ms));
@@ -355,7 +355,7 @@ fn what_is_copied_for_others_is_what_is_known() {
 #[test]
 fn without_jobs_only_who_watches_the_machine_ticks() {
     let host = Host::real().unwrap();
-    let mut sampler = Sampler::patient(host, Duration::from_secs(1), &Config::default(), Duration::ZERO);
+    let mut sampler = Sampler::waiting(host, Duration::from_secs(1), &Config::default(), Duration::ZERO);
     assert!(!sampler.is_at_work());
     sampler.watch_node();
     assert!(sampler.is_at_work());

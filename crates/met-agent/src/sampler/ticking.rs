@@ -22,7 +22,7 @@ const FEW_TARGETS: usize = 32;
 /// Of more processes the largest are looked for so often.
 const LIST_EVERY_NS: i64 = 9_500_000_000;
 /// Between ticks it is checked so often whether many ends of processes wait.
-const HEAR_EVERY_NS: i64 = 1_000_000_000;
+const RECEIVE_EVERY_NS: i64 = 1_000_000_000;
 
 /// Why there is a tick.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Sampler {
     }
 
     fn due_ns(&self) -> i64 {
-        let ends_ns = self.listens_between().then_some(self.schedule.hear_ns);
+        let ends_ns = self.listens_between().then_some(self.schedule.receive_ns);
         let others = self.gpus_due_ns().into_iter().chain(ends_ns);
         others.chain([self.due_but_for_gpus_ns()]).min().unwrap_or(i64::MAX)
     }
@@ -77,7 +77,7 @@ impl Sampler {
 
     /// Whether ends of processes come in between ticks that may be far apart.
     fn listens_between(&self) -> bool {
-        self.departures.is_listening() && self.schedule.cadence.together_ns() > HEAR_EVERY_NS
+        self.departures.is_listening() && self.schedule.cadence.together_ns() > RECEIVE_EVERY_NS
     }
 
     /// What cannot wait for the next tick: GPUs with a period of their own, and more ends of processes than are kept.
@@ -85,10 +85,10 @@ impl Sampler {
         if self.gpus_due_ns().is_some_and(|due_ns| due_ns <= now_ns) {
             self.look_at_gpus(now_ns);
         }
-        if now_ns >= self.schedule.hear_ns {
-            self.schedule.hear_ns = now_ns + HEAR_EVERY_NS;
+        if now_ns >= self.schedule.receive_ns {
+            self.schedule.receive_ns = now_ns + RECEIVE_EVERY_NS;
             if self.departures.is_crowded() {
-                self.departures.hear(&self.membership.targets, &self.membership.map);
+                self.departures.receive(&self.membership.targets, &self.membership.map);
                 self.follow_departures(None);
             }
         }
@@ -114,7 +114,7 @@ impl Sampler {
             self.schedule.plan_slow(now_ns);
         }
         let cgroups_only = !is_slow_due && self.cgroups_suffice(now_ns);
-        self.departures.hear(&self.membership.targets, &self.membership.map);
+        self.departures.receive(&self.membership.targets, &self.membership.map);
         self.leave_containers();
         if self.membership.is_due(now_ns) && !cgroups_only && self.lists_any() {
             self.follow_containers();
@@ -153,7 +153,7 @@ impl Sampler {
             self.schedule.plan_together();
         }
         self.sample_jobs(now_ns, reads_many);
-        self.schedule.hear_ns = now_ns + HEAR_EVERY_NS;
+        self.schedule.receive_ns = now_ns + RECEIVE_EVERY_NS;
     }
 
     /// Decides how each job is read now. Whether all of them are read, if little of some.
@@ -409,7 +409,7 @@ impl Sampler {
         if !self.departures.is_listening() {
             return;
         }
-        self.departures.hear(&self.membership.targets, &self.membership.map);
+        self.departures.receive(&self.membership.targets, &self.membership.map);
         self.follow_departures(Some(slot));
         let kept = self.jobs.get(&slot).is_some_and(|job| job.profile.kept);
         // With a supervisor, it has the totals of all that was reaped.

@@ -205,7 +205,7 @@ impl Supervision {
     ) -> io::Result<Supervision> {
         let inbox = Inbox::of(&assignment)?;
         let mut link = assignment.detached.then(|| Link::new(assignment.daemon.clone()));
-        let name = enclosure_name(&assignment.record);
+        let name = cgroup_name(&assignment.record);
         let mut enclosure = JobCgroup::create_at(prepared.site.as_ref(), &name, Enable::Yes);
         let enters_late = assignment.start_before_cgroup && !enclosure.procs().is_empty();
         let procs = if enters_late { &[] } else { enclosure.procs() };
@@ -469,7 +469,7 @@ impl Supervision {
 }
 
 /// Unique below any cgroup: the pid of a living supervisor and the second it began.
-fn enclosure_name(record: &Record) -> String {
+fn cgroup_name(record: &Record) -> String {
     format!("met-{}-{}-{:x}", record.key.id, std::process::id(), record.key.incarnation)
 }
 

@@ -1,12 +1,18 @@
-//! Which figure of a job that has ended is believed: the one that was counted at its end, or the last sample.
+//! Which figure of a job that has ended is believed: the one that was counted at its end, or the last sample. Whoever
+//! closes a job, a daemon, `met time` or a command that imports it, does so by [`close`].
 
-use super::{CHARGED, SAMPLED_PEAKS};
+use super::{CHARGED, SAMPLED_PEAKS, fit_cpu_parts, fit_memory_peaks};
 use crate::job::QualityKind::{LowerBound, Measured};
 use crate::job::{Figure, QualityKind, Totals};
 use crate::job_table::*;
 use crate::process_exits::{INHERITED, OWN};
-use crate::provenance::Account;
+use crate::provenance::{Account, Caveat};
 use crate::{JOB, Kind};
+
+/// Kernel memory and the code of a process are in the peak and not in what is needed.
+const UNEXPLAINED_BYTES: i64 = 12 << 20;
+/// A shorter job has a sample or two, and often none at its peak.
+const HARDLY_SAMPLED_NS: i64 = 1_000_000_000;
 
 /// Samples of living processes are rounded to ticks.
 const CPU_DOUBT_SHARE: i64 = 50;
@@ -86,6 +92,105 @@ fn so_far(known: &Figure, seen: &Figure) -> Option<Figure> {
 
 fn is_cpu(column: usize) -> bool {
     matches!(column, CPU | CPU_USER | CPU_SYSTEM)
+}
+
+/// What is known of a job that has ended beside its totals.
+#[derive(Clone, Copy, Debug)]
+pub struct Closing<'a> {
+    /// The last sample.
+    pub seen: &'a Totals,
+    pub ends: Ends,
+    /// There was a time in which nothing was read.
+    pub missed: bool,
+    /// The most page cache in a sample.
+    pub cache_bytes: Option<i64>,
+    /// Why some of its containers are in none of its figures.
+    pub uncounted: Option<Caveat>,
+}
+
+/// Closes a job: its totals from what was counted and what was sampled, each as good as both together are. A second time
+/// changes nothing.
+pub fn close(totals: &mut Totals, closing: &Closing<'_>) {
+    let processes = closing.seen.get(PROCESSES).max(totals.get(PROCESSES));
+    complete(totals, closing.seen, closing.ends);
+    if closing.missed {
+        note_missed(totals);
+    }
+    fit_cpu_parts(totals);
+    if let Some(processes) = processes {
+        closing.ends.set_processes(totals, processes);
+    }
+    doubt_needed_memory(totals, closing.cache_bytes.unwrap_or(0));
+    bound_by_cgroup(totals);
+    fit_memory_peaks(totals);
+    if let Some(why) = closing.uncounted {
+        without_containers(totals, why);
+    }
+    raise_peak_to_mean(totals);
+}
+
+/// What the samples alone know may have been more while nothing was read.
+fn note_missed(totals: &mut Totals) {
+    for column in CHARGED.into_iter().chain(SAMPLED_PEAKS) {
+        let figure = totals.figure(column).filter(|figure| figure.kind == LowerBound);
+        let Some(Figure { value, source, .. }) = figure.cloned() else { continue };
+        // The first word of a cost's source is its currency, and emissions name their factor.
+        let caveat = (!matches!(column, EMISSIONS | COST)).then_some(Caveat::NotWatched);
+        totals.set(column, value, LowerBound, source.with(caveat));
+    }
+}
+
+/// Needed memory is only sampled. Where the kernel saw clearly more held at once than any sample explains,
+/// the highest came between two of them, and so it is where the kernel killed processes for lack of memory. Of a job that
+/// was hardly sampled the kernel must have seen about as much.
+fn doubt_needed_memory(totals: &mut Totals, cache_bytes: i64) {
+    let Some(needed) = totals.figure(MEMORY_NEEDED_PEAK).cloned() else { return };
+    let is_hardly_sampled = totals.get(WALL).is_some_and(|wall_ns| wall_ns < HARDLY_SAMPLED_NS);
+    // What was killed for memory wanted more than there was.
+    let is_killed = totals.get(OOM_KILLS).is_some_and(|kills| kills > 0);
+    let unexplained = if is_hardly_sampled { 0 } else { UNEXPLAINED_BYTES };
+    // A peak that is itself of samples, or of the largest process alone, confirms nothing.
+    let peak = totals.figure(MEMORY_PEAK).filter(|peak| !is_hardly_sampled || peak.kind == Measured);
+    let is_beyond = |peak: i64| peak > needed.value + cache_bytes + peak / 10 + unexplained;
+    let is_exceeded = is_killed || peak.map_or(is_hardly_sampled, |peak| is_beyond(peak.value));
+    if is_exceeded {
+        totals.set(MEMORY_NEEDED_PEAK, needed.value, LowerBound, needed.source);
+    }
+}
+
+/// Where processes left the cgroup, what it shows of memory lacks theirs: at its peak and in every sample.
+fn bound_by_cgroup(totals: &mut Totals) {
+    let is_bound = totals
+        .figure(MEMORY_PEAK)
+        .is_some_and(|peak| peak.kind == LowerBound && peak.source.account == Account::Cgroup);
+    let needed = totals
+        .figure(MEMORY_NEEDED_PEAK)
+        .filter(|needed| is_bound && needed.source.account == Account::Cgroup);
+    if let Some(value) = needed.map(|needed| needed.value) {
+        totals.set(MEMORY_NEEDED_PEAK, value, LowerBound, Account::Cgroup);
+    }
+}
+
+/// What some containers did for the job is in none of its figures.
+fn without_containers(totals: &mut Totals, why: Caveat) {
+    for column in [CPU, CPU_USER, CPU_SYSTEM, MEMORY_PEAK, MEMORY_NEEDED_PEAK, READ, WRITTEN] {
+        if let Some(figure) = totals.figure(column).filter(|figure| !figure.source.has(why)) {
+            let (value, source) = (figure.value, figure.source.clone().with(why));
+            totals.set(column, value, LowerBound, source);
+        }
+    }
+}
+
+/// Spans do not cover a job from end to end, and a short one has none: the mean of its cores is a peak, too.
+fn raise_peak_to_mean(totals: &mut Totals) {
+    let (Some(cpu_ns), Some(wall_ns)) = (totals.get(CPU), totals.get(WALL)) else { return };
+    if wall_ns <= 0 {
+        return;
+    }
+    let mean = (cpu_ns as f64 / wall_ns as f64 * 1000.0).round() as i64;
+    if totals.get(CORES_PEAK).is_none_or(|peak| peak < mean) {
+        totals.set(CORES_PEAK, mean, LowerBound, "cpu / wall");
+    }
 }
 
 /// Completes what is known of a job that has ended by its last sample.
@@ -246,6 +351,65 @@ mod tests {
         let received = Ends { complete: true, ..Ends::default() };
         let read = at_end(READ, None, &figure(7, Sampled, "/proc"), received);
         assert_eq!(read, Some(figure(7, Measured, "taskstats")));
+    }
+
+    #[test]
+    fn needed_memory_is_a_lower_bound_where_the_kernel_saw_more_or_killed_for_it() {
+        const MIB: i64 = 1 << 20;
+        let kind = |peak: i64, kills: i64| {
+            let mut totals = Totals::default();
+            totals.set(MEMORY_PEAK, peak, Measured, Account::Cgroup);
+            totals.set(MEMORY_NEEDED_PEAK, 47 * MIB, Sampled, Account::Cgroup);
+            totals.set(OOM_KILLS, kills, Measured, Account::Cgroup);
+            doubt_needed_memory(&mut totals, 0);
+            totals.figure(MEMORY_NEEDED_PEAK).map(|figure| figure.kind)
+        };
+        assert_eq!(kind(60 * MIB, 0), Some(Sampled));
+        assert_eq!(kind(60 * MIB, 1), Some(LowerBound));
+        assert_eq!(kind(90 * MIB, 0), Some(LowerBound));
+    }
+
+    #[test]
+    fn needed_memory_of_a_job_of_less_than_a_second_is_a_lower_bound_unless_the_kernel_confirms_it() {
+        let kind_of = |wall_ms: i64, peak: Option<i64>, quality: QualityKind| {
+            let mut totals = Totals::default();
+            totals.set(WALL, wall_ms * 1_000_000, Measured, "clock");
+            totals.set(MEMORY_NEEDED_PEAK, 10_000, Sampled, Account::Cgroup);
+            peak.into_iter().for_each(|peak| totals.set(MEMORY_PEAK, peak, quality, Account::Cgroup));
+            doubt_needed_memory(&mut totals, 0);
+            totals.figure(MEMORY_NEEDED_PEAK).map(|figure| figure.kind)
+        };
+        let kind = |wall_ms: i64, peak: Option<i64>| kind_of(wall_ms, peak, Measured);
+        assert_eq!(kind_of(400, Some(9_000), LowerBound), Some(LowerBound), "of its largest process alone");
+        assert_eq!(kind(400, Some(20_000)), Some(LowerBound));
+        assert_eq!(kind(400, None), Some(LowerBound));
+        assert_eq!(kind(400, Some(10_500)), Some(Sampled), "the kernel saw no more");
+        assert_eq!(kind(4000, Some(20_000)), Some(Sampled), "code and the kernel's own");
+        assert_eq!(kind(4000, None), Some(Sampled));
+    }
+
+    #[test]
+    fn a_mean_is_a_peak_until_a_higher_one_is_known() {
+        let mut totals = Totals::default();
+        totals.set(CPU, 4_000_000_000, Measured, Account::Cgroup);
+        totals.set(WALL, 10_000_000_000, Measured, "clock");
+        let closed = |totals: &mut Totals, seen: Option<i64>| {
+            let mut sample = Totals::default();
+            seen.into_iter().for_each(|peak| sample.set(CORES_PEAK, peak, Sampled, "cgroup"));
+            let closing = Closing {
+                seen: &sample,
+                ends: Ends::default(),
+                missed: false,
+                cache_bytes: None,
+                uncounted: None,
+            };
+            close(totals, &closing);
+            totals.figure(CORES_PEAK).map(|peak| (peak.value, peak.kind))
+        };
+        assert_eq!(closed(&mut totals, None), Some((400, LowerBound)));
+        assert_eq!(closed(&mut totals, Some(300)), Some((400, LowerBound)));
+        assert_eq!(closed(&mut totals, Some(3_000)), Some((3_000, Sampled)), "what was sampled comes late");
+        assert_eq!(closed(&mut totals, None), Some((3_000, Sampled)));
     }
 
     prop_compose! {

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use met_core::belief::at_end::{self, Ends};
-use met_core::belief::{CHARGED, SAMPLED_PEAKS, fit_cpu_parts, fit_memory_peaks};
+use met_core::belief::CHARGED;
+use met_core::belief::at_end::{self, Closing, Ends};
 use met_core::job::{QualityKind, Record};
-use met_core::job_table::{COST, EMISSIONS, MEMORY_PEAK};
+use met_core::job_table::{MEMORY_CACHE, MEMORY_PEAK};
 use met_core::provenance::{Account, Caveat};
 use met_core::running::Running;
 use met_core::sampled::Profile;
 use met_core::series::Series;
 use met_core::watched::Watched;
 use met_insight::resample::gap_ms_of;
-use met_jobs::job_cgroup;
+use met_jobs::{containers, job_cgroup};
 
 use crate::live::{Live, PEAK_SPAN_MS};
 
@@ -43,24 +43,20 @@ pub fn complete_by_samples(record: &mut Record, series: &Series) {
             seen.set(column, value, QualityKind::LowerBound, source);
         }
     }
-    at_end::complete(&mut record.totals, &seen, Ends::default());
-    for column in CHARGED.into_iter().chain(SAMPLED_PEAKS).filter(|_| missed) {
-        let figure = record.totals.figure(column).filter(|figure| figure.kind == QualityKind::LowerBound);
-        let Some((value, source)) = figure.map(|figure| (figure.value, figure.source.clone())) else {
-            continue;
-        };
-        // The first word of a cost's source is its currency, and emissions name their factor.
-        let caveat = (!matches!(column, EMISSIONS | COST)).then_some(Caveat::NotWatched);
-        record.totals.set(column, value, QualityKind::LowerBound, source.with(caveat));
-    }
-    fit_cpu_parts(&mut record.totals);
-    fit_memory_peaks(&mut record.totals);
+    let closing = Closing {
+        seen: &seen,
+        ends: Ends::default(),
+        missed,
+        cache_bytes: series.maximum(MEMORY_CACHE),
+        uncounted: containers::is_client(record).then_some(Caveat::NoContainers),
+    };
+    at_end::close(&mut record.totals, &closing);
     record.summaries = series.summaries(gap_ms);
 }
 
 #[cfg(test)]
 mod tests {
-    use met_core::job_table::{CPU, ENERGY, MEMORY_NEEDED, MEMORY_NEEDED_PEAK};
+    use met_core::job_table::{COST, CPU, EMISSIONS, ENERGY, MEMORY_NEEDED, MEMORY_NEEDED_PEAK};
     use met_core::{JOB, MISSING};
 
     use super::*;

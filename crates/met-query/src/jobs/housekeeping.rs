@@ -24,6 +24,9 @@ use crate::setting::Setting;
 const RETAIN_EVERY: Duration = Duration::from_secs(86_400);
 /// What asks meanwhile waits.
 const THIN_FOR: Duration = Duration::from_millis(100);
+/// All that a command does after its own work, for which its user waits. What is left is done by the next command, and
+/// readers show it where it is.
+const TIDY_FOR: Duration = Duration::from_millis(50);
 /// Of the upgrade of a store, by a command that has done its work.
 const UPGRADE_FOR: Duration = Duration::from_millis(10);
 /// How long one waits for another writer of the store.
@@ -47,22 +50,40 @@ pub fn tidy(setting: &Setting, ended: &Record) {
     if has_nothing || is_short && pending < PENDING_MAX {
         return;
     }
-    if let Some(mut writer) = import_unless_locked(state, &setting.host) {
-        retain_daily(&mut writer, setting);
-        if let Err(error) = writer.complete_lists(UPGRADE_FOR) {
-            tracing::warn!("the upgrade of the store continues later: {error}");
-        }
+    let until = Instant::now() + TIDY_FOR;
+    let Some((mut writer, has_more)) = import_until(state, &setting.host, Some(until)) else { return };
+    // Each command leaves one job in the inbox and imports as many as fit: some command finds it empty, and goes on.
+    if has_more || Instant::now() >= until {
+        return;
+    }
+    retain_daily(&mut writer, setting, until);
+    let left = until.saturating_duration_since(Instant::now()).min(UPGRADE_FOR);
+    if !left.is_zero()
+        && let Err(error) = writer.complete_lists(left)
+    {
+        tracing::warn!("the upgrade of the store continues later: {error}");
     }
 }
 
 /// Takes what is in the inbox into the store. Who writes is a daemon, or does the same: it is not waited for.
 pub fn import_unless_locked(state: &Path, host: &Host) -> Option<Writer> {
+    import_until(state, host, None).map(|(writer, _)| writer)
+}
+
+/// The same until this time, and at least one job. True with the writer if more is left.
+fn import_until(state: &Path, host: &Host, until: Option<Instant>) -> Option<(Writer, bool)> {
     let mut writer = Writer::open(state).ok()?;
-    match import(&mut writer, state, host) {
-        Ok(imported) => imported.left.iter().for_each(|cgroup| note_cgroup(state, cgroup)),
-        Err(error) => tracing::warn!("{error:#}"),
-    }
-    Some(writer)
+    let has_more = match import_some(&mut writer, state, host, &HashSet::new(), until) {
+        Ok(imported) => {
+            imported.left.iter().for_each(|cgroup| note_cgroup(state, cgroup));
+            imported.has_more
+        }
+        Err(error) => {
+            tracing::warn!("{error:#}");
+            false
+        }
+    };
+    Some((writer, has_more))
 }
 
 /// How long a system daemon that refuses an end is asked to take it.
@@ -133,8 +154,9 @@ pub fn open_writer(state: &Path) -> Result<Writer, StoreError> {
     }
 }
 
-/// Old jobs and samples, once a day.
-fn retain_daily(writer: &mut Writer, setting: &Setting) {
+/// Old jobs and samples, once a day: on a machine without a daemon nothing else bounds them. Old samples are thinned until
+/// this time.
+fn retain_daily(writer: &mut Writer, setting: &Setting, until: Instant) {
     let mark = setting.user.state.join("retained");
     let age =
         std::fs::metadata(&mark).and_then(|mark| mark.modified()).ok().and_then(|time| time.elapsed().ok());
@@ -147,7 +169,8 @@ fn retain_daily(writer: &mut Writer, setting: &Setting) {
         if retained.jobs_removed > 0 {
             forget_reactions(writer, now_ns())?;
         }
-        Ok(thin(writer, &setting.config.storage).map(drop)?)
+        let left = until.saturating_duration_since(Instant::now());
+        Ok(thin_for(writer, &setting.config.storage, left.min(THIN_FOR)).map(drop)?)
     });
     if let Err(error) = result.and_then(|()| Ok(std::fs::write(&mark, "")?)) {
         tracing::warn!("old jobs could not be removed: {error:#}");
@@ -167,7 +190,11 @@ pub fn thinning(storage: &Storage) -> [Thinning; 2] {
 
 /// Thins old samples for a moment; true when something is left to do.
 pub fn thin(writer: &mut Writer, storage: &Storage) -> Result<bool, StoreError> {
-    met_store::thin(writer, &thinning(storage), &met_sources::catalogue(), now_ns(), THIN_FOR)
+    thin_for(writer, storage, THIN_FOR)
+}
+
+fn thin_for(writer: &mut Writer, storage: &Storage, time: Duration) -> Result<bool, StoreError> {
+    met_store::thin(writer, &thinning(storage), &met_sources::catalogue(), now_ns(), time)
 }
 
 /// Logs what was removed, and whose it was.
@@ -264,4 +291,29 @@ pub fn import_some(
     }
     let left = remove_empty_cgroups(host, &ended);
     Ok(Imported { ended, left, has_more })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_imports_what_fits_and_at_least_one_job() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("proc")).unwrap();
+        let (host, state) = (Host::at(root.path()).unwrap(), root.path().join("state"));
+        std::fs::create_dir(&state).unwrap();
+        for number in 1..=3 {
+            let end = met_core::sample::full(number, "x");
+            JobDir::claim(&state, u64::from(number)).unwrap().write_end(&end).unwrap();
+        }
+        let import = |until: Option<Instant>| import_until(&state, &host, until).unwrap().1;
+        let pending = || inbox::pending_ends(&state, &HashSet::new());
+        assert!(import(Some(Instant::now())), "more is left");
+        assert_eq!(pending(), 2);
+        assert!(import(Some(Instant::now())));
+        import(None);
+        assert_eq!(pending(), 0);
+        assert!(!import(Some(Instant::now())), "there is nothing left");
+    }
 }

@@ -33,9 +33,9 @@ fn status_of(client: Option<Client>) -> Option<Box<Status>> {
 
 /// What became of the last notification; nothing before the first.
 fn notifications(setting: &Setting) -> Option<Finding> {
-    let line = super::notify::last_line(setting)?;
-    let health = if line.contains("failed:") { Health::Broken } else { Health::Good };
-    Some(Finding::new("notifications", health, line))
+    let last = super::notify::last_noted(setting)?;
+    let health = if last.has_failed { Health::Broken } else { Health::Good };
+    Some(Finding::new("notifications", health, last.line))
 }
 
 pub fn doctor(setting: &Setting, args: &DoctorArgs) -> Result<i32> {

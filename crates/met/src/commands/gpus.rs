@@ -81,7 +81,7 @@ pub fn gpus(setting: &Setting, args: &GpusArgs) -> Result<i32> {
 /// The GPUs, and what is wrong with those that cannot be read.
 fn look(setting: &Setting) -> Result<(Vec<GpuLine>, Vec<String>)> {
     let interval = LOOK_FOR / LOOKS;
-    let mut sampler = Sampler::patient(setting.host.clone(), interval, &setting.config, TIMEOUT);
+    let mut sampler = Sampler::waiting(setting.host.clone(), interval, &setting.config, TIMEOUT);
     let filter = JobsFilter { states: vec![State::Running, State::Suspended], ..JobsFilter::default() };
     let running = AllJobs::open(setting)?.jobs(&filter)?;
     let known: HashMap<JobKey, Record> = running

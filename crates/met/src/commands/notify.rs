@@ -26,6 +26,9 @@ const END_WITHIN: Duration = Duration::from_secs(30);
 /// Lines of the log beyond this size are dropped, the oldest first.
 const LOG_BYTES_MAX: usize = 64 << 10;
 const LOG: &str = "notify.log";
+/// How a line of the log begins.
+const SENT: &str = "ok";
+const FAILED: &str = "failed";
 const NO_WAY: &str = "nothing to notify by";
 
 pub fn notify(setting: &Setting, args: &NotifyArgs) -> Result<i32> {
@@ -66,7 +69,8 @@ pub fn notify(setting: &Setting, args: &NotifyArgs) -> Result<i32> {
 /// Writes down what became of a message.
 fn note(setting: &Setting, about: &str, outcomes: &Outcomes) {
     let time = units::time(jobs::now_ns(), &view::local_zone());
-    let line = format!("{time} {}: {}\n", text::escape(about), in_words(outcomes));
+    let outcome = if outcomes.iter().all(|(_, outcome)| outcome.is_ok()) { SENT } else { FAILED };
+    let line = format!("{outcome} {time} {}: {}\n", text::escape(about), in_words(outcomes));
     log(&setting.user.state.join(LOG), &line);
 }
 
@@ -179,7 +183,35 @@ fn log(path: &Path, line: &str) {
 }
 
 /// The last notification and what became of it, for `met doctor`.
-pub fn last_line(setting: &Setting) -> Option<String> {
+#[derive(Debug, PartialEq)]
+pub struct Noted {
+    pub has_failed: bool,
+    pub line: String,
+}
+
+pub fn last_noted(setting: &Setting) -> Option<Noted> {
     let log = met_host::text_file::read(&setting.user.state.join(LOG)).ok()?;
-    log.lines().last().map(text::escape)
+    log.lines().last().map(noted)
+}
+
+/// A line of the log. Those of older versions begin with the time, and their outcome is for people alone.
+fn noted(line: &str) -> Noted {
+    let known = line.split_once(' ').filter(|(outcome, _)| [SENT, FAILED].contains(outcome));
+    let (outcome, rest) = known.unwrap_or((SENT, line));
+    Noted { has_failed: outcome == FAILED, line: text::escape(rest) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notification_failed_if_its_line_says_so_whatever_the_job_is_called() {
+        let noted = |line: &str| (noted(line).has_failed, noted(line).line);
+        let rest = "2026-01-14 16:40 job 7 failed: x: command ok";
+        assert_eq!(noted(&format!("ok {rest}")), (false, rest.to_owned()));
+        let rest = "2026-01-14 16:40 job 7: command failed: x";
+        assert_eq!(noted(&format!("failed {rest}")), (true, rest.to_owned()));
+        assert_eq!(noted(rest), (false, rest.to_owned()), "of an older version");
+    }
 }

@@ -97,7 +97,7 @@ impl Sender {
         }
         let is_proven = matches!(&self.other_boot, Some((boot, true)) if *boot == header.boot_id);
         if is_proven {
-            return Err(Denied::Conflict(copied(header, &format!("boot {}", short(bound)))));
+            return Err(Denied::Conflict(copied(header, Known::Boot(bound))));
         }
         self.other_boot = Some((header.boot_id.clone(), false));
         let wait = REBOOTED_AFTER.saturating_sub(silent).as_secs();
@@ -118,7 +118,7 @@ impl Sender {
             return Ok(());
         }
         if self.former_runs.contains(&header.run) && silent < GONE_AFTER {
-            return Err(Denied::Conflict(copied(header, &format!("run {}", short(&self.run)))));
+            return Err(Denied::Conflict(copied(header, Known::Run(&self.run))));
         }
         self.former_runs.retain(|run| *run != header.run);
         let former = std::mem::replace(&mut self.run, header.run.clone());
@@ -142,11 +142,21 @@ fn two_nodes(header: &Header, bound: &str) -> String {
     )
 }
 
-fn copied(header: &Header, other: &str) -> String {
+/// By what the sender that is known differs from the one that is refused.
+enum Known<'a> {
+    Boot(&'a str),
+    Run(&'a str),
+}
+
+fn copied(header: &Header, known: Known<'_>) -> String {
     let (node, id) = (&header.node, named(&header.id));
-    let this = if other.starts_with("boot") { &header.boot_id } else { &header.run };
+    let (what, other, this) = match known {
+        Known::Boot(boot_id) => ("boot", boot_id, &header.boot_id),
+        Known::Run(run) => ("run", run, &header.run),
+    };
+    let other = short(other);
     format!(
-        "two daemons send as node {node} with the same identity {id}: {other} and {}, which is refused and keeps its \
+        "two daemons send as node {node} with the same identity {id}: {what} {other} and {}, which is refused and keeps its \
          batches; a state folder was copied: on the machine that is not {node}, remove identity.json in it and join \
          that machine under its own name",
         short(this)
