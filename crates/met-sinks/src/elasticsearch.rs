@@ -20,9 +20,9 @@ use met_core::units::parse_size;
 
 use crate::colmet_records::{self, Chosen, Gatherer};
 use crate::event::{Event, Kind};
-use crate::forward::link::{Address, Link, private_lines};
-use crate::forward::spool::{Limits, Spool};
+use crate::link::{Address, Link, private_lines};
 use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
+use crate::spool::{Limits, Spool};
 use bulk::Body;
 use documents::{Catalogue, Colmet, Maker, Rotation};
 use indices::Indices;

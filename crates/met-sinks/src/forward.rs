@@ -6,10 +6,8 @@
 
 mod held;
 mod interims;
-pub mod link;
 pub(crate) mod sender;
 pub mod server_watch;
-pub mod spool;
 
 use std::io;
 use std::ops::Range;
@@ -29,14 +27,15 @@ use serde::{Deserialize, Serialize};
 
 use held::{Held, Packed};
 use interims::Interims;
-use link::{Address, BadAddress, Link};
 use server_watch::ServerWatch;
-use spool::{Limits, Spool};
 
 use crate::bus::{self, State};
+use crate::clock::now_ns;
 use crate::event::{Event, Kind, Samples};
+use crate::link::{Address, BadAddress, Link};
 use crate::sink::{Interest, Sink, SinkError, SinkSpec};
 use crate::snapshot::Rows;
+use crate::spool::{Limits, Spool};
 
 /// Series that were offered and not taken over yet; one for each job and flush.
 const QUEUE: usize = 4096;
@@ -528,11 +527,6 @@ impl Maker {
             }
         }
     }
-}
-
-pub(crate) fn now_ns() -> i64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -19,9 +19,9 @@ use met_core::{Column, JOB, MISSING, Selection, Table, Unit};
 use met_wire::batch::Subject;
 use met_wire::otlp::{Attribute, Attributes, Metric, Number, PATH, Point, Request, Scope};
 
+use crate::clock::now_ns;
 use crate::event::{Event, Kind, Samples, Tick, TickRow};
-use crate::forward::link::{Address, Link, private_lines};
-use crate::forward::now_ns;
+use crate::link::{Address, Link, private_lines};
 use crate::prometheus::gzip;
 use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
 pub use conventions::CONVENTIONS;

@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use met_wire::colmet::Record;
 
+use crate::clock::now_ns;
 use crate::colmet_records::{Chosen, Gatherer, write_text};
 use crate::event::{Event, Kind};
 use crate::sink::{Interest, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
@@ -125,7 +126,7 @@ impl<W: Write + Send> Sink for Stdout<W> {
             return self.print(&records);
         }
         let (csv, lines) = (self.csv, &mut self.lines);
-        let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
+        let now_ns = now_ns();
         event_json::objects(event, now_ns, |object| match csv {
             true => event_csv::write_lines(&object, lines),
             false => lines.extend(format!("{object}\n").bytes()),

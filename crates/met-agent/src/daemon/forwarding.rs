@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use met_host::Host;
-use met_sinks::forward::link::{self, Address, Link};
-use met_sinks::forward::spool::Limits;
 use met_sinks::forward::{CannotForward, Changed, Forward, Outbox, Plan, Status};
+use met_sinks::link::{self, Address, Link};
+use met_sinks::spool::Limits;
 use met_store::Reader;
 use met_web::listener::WebConfig;
 use met_wire::batch::{Header, Page};

@@ -9,9 +9,10 @@ use met_wire::acknowledgement::Acknowledgement;
 use met_wire::batch::{self, Header, NodeBatch, PACKED_BYTES_MAX};
 use serde::Deserialize;
 
-use super::link::{Answer, Link};
-use super::spool::Oldest;
-use super::{Inner, Shared, now_ns};
+use super::{Inner, Shared};
+use crate::clock::now_ns;
+use crate::link::{Answer, Link};
+use crate::spool::Oldest;
 
 pub const PATH: &str = "/api/v1/batches";
 const FIRST_PAUSE: Duration = Duration::from_secs(1);

@@ -8,8 +8,8 @@ use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 use met_wire::schema;
 use proptest::prelude::*;
 
-use super::spool::Oldest;
 use super::*;
+use crate::spool::Oldest;
 
 /// A catalogue of records that only grows.
 #[derive(Clone, Default)]
