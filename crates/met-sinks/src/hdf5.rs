@@ -73,8 +73,9 @@ pub static SPEC: SinkSpec = SinkSpec {
         colmet_records::EVENTS,
         colmet_records::MANAGERS,
     ],
+    has_section: false,
     interest,
-    open: Some(open),
+    open,
 };
 
 fn interest(options: &Options) -> Interest {

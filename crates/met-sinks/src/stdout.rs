@@ -49,13 +49,14 @@ pub static SPEC: SinkSpec = SinkSpec {
             "tables whose rows to write at every tick, also without jobs; a server has none",
         ),
     ],
+    has_section: false,
     interest,
-    open: Some(|options| {
+    open: |options| {
         // Without the buffer and the lock of the library: a line is written at once, or blocks only this sink.
         let file = io::stdout().as_fd().try_clone_to_owned();
         let file = file.map_err(|error| SinkError::Lost(format!("cannot open standard output: {error}")))?;
         Ok(Box::new(Stdout::new(File::from(file), options)))
-    }),
+    },
 };
 
 fn interest(options: &Options) -> Interest {
@@ -65,7 +66,7 @@ fn interest(options: &Options) -> Interest {
     let chosen = options.words("events", CHOSEN);
     let has = |(name, _): &&(&str, Kind)| chosen.iter().any(|one| one == name);
     let kinds = EVENTS.iter().filter(has).map(|(_, kind)| *kind).collect();
-    Interest { kinds, tables: options.list("tables").unwrap_or_default().to_vec(), within: None }
+    Interest { kinds, tables: options.list("tables").unwrap_or_default().to_vec(), ..Interest::default() }
 }
 
 pub(crate) struct Stdout<W> {

@@ -119,6 +119,7 @@ impl Service {
         } else {
             service.close_vanished();
         }
+        service.outputs.wait_opened();
         Ok(service)
     }
 
