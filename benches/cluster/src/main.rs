@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use met_server::cluster::{ClusterWriter, Plan, access};
-use met_sinks::forward::link::Link;
+use met_sinks::link::Link;
 use met_store::cluster::{Log, TokenOwner};
 use met_store::{Backends, Retention};
 

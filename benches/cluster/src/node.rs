@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use met_core::job::{JobKey, Record, State};
 use met_core::series::Series;
 use met_core::{JOB, Kind, MISSING};
-use met_sinks::forward::link::{Address, Link};
+use met_sinks::link::{Address, Link};
 use met_wire::batch::{Header, NodeBatch, Piece, Subject};
 use met_wire::schema::describe_some;
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use met_sinks::forward::link::{Address, Link};
+use met_sinks::link::{Address, Link};
 
 use crate::at_once;
 

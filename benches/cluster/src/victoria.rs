@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use met_core::{JOB, MISSING};
-use met_sinks::forward::link::{Address, Link};
+use met_sinks::link::{Address, Link};
 use met_wire::remote_write::{HEADERS, Request};
 
 use crate::node::Made;

@@ -42,7 +42,7 @@ fn measure(url: &str, what: &str, rounds: u64) -> Result<f64> {
     options.folder = Some(folder.path().to_path_buf());
     options.set("url", vec![url.to_owned()]);
     let spec = SINKS.iter().find(|spec| spec.name == "elasticsearch").context("no such sink")?;
-    let mut sink = (spec.open.context("it has a section of its own")?)(&options)?;
+    let mut sink = (spec.open)(&options)?;
     let events: Vec<Event> = (0..rounds).map(|number| round(number, |host| 1000 + host)).collect();
     let (begin, cpu_begin_s) = (Instant::now(), cpu_s());
     for event in &events {

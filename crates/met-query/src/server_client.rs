@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow, bail};
-use met_sinks::forward::link::{self, Address, Link};
+use met_sinks::link::{self, Address, Link};
 
 use crate::jobs::Answers;
 use crate::protocol::{Reply, Request};

@@ -13,15 +13,13 @@ use met_core::{Column, Table, Unit};
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Event, Kind, Tick};
-use crate::forward;
 use crate::live::Hub;
 use crate::sink::{Configured, Interest, Opened, Sink, SinkError};
 use crate::snapshot::Rows;
 
-/// Events and bytes that wait for one sink.
-const QUEUE: usize = 1024;
+/// Of the events that wait for one sink.
 const QUEUE_BYTES_MAX: usize = 32 << 20;
-/// The part of it that only starts and ends of jobs may use: samples do not displace them.
+/// The part of it that only starts and ends of jobs and news of the machine may use: samples do not displace them.
 const RESERVED: usize = 4;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -88,9 +86,6 @@ pub struct Status {
     pub dropped_jobs: Vec<String>,
     #[serde(default)]
     pub last_error: Option<String>,
-    /// Of `forward`, which has a place of its own in replies.
-    #[serde(skip)]
-    pub forward: Option<Box<forward::Status>>,
 }
 
 impl Status {
@@ -118,15 +113,28 @@ struct Shared {
     ready: Condvar,
 }
 
-#[derive(Default)]
 struct Inner {
     status: Status,
     events: VecDeque<Event>,
+    /// How many events may wait.
+    queue: usize,
     bytes: usize,
+    /// Samples in lost events that the sink was not told of yet.
+    missed_samples: u64,
     closing: bool,
 }
 
 impl Inner {
+    fn new(name: &str, queue: usize) -> Inner {
+        let (status, events) = (Status::new(name), VecDeque::new());
+        Inner { status, events, queue, bytes: 0, missed_samples: 0, closing: false }
+    }
+
+    fn lose(&mut self, event: &Event) {
+        self.status.lose(event);
+        self.missed_samples += event.samples();
+    }
+
     fn pop(&mut self) -> Option<Event> {
         let event = self.events.pop_front()?;
         self.bytes -= event.bytes();
@@ -136,28 +144,34 @@ impl Inner {
     /// Drops what is queued, and says how many events that were.
     fn lose_rest(&mut self) -> usize {
         let rest: Vec<Event> = std::iter::from_fn(|| self.pop()).collect();
-        rest.iter().for_each(|event| self.status.lose(event));
+        rest.iter().for_each(|event| self.lose(event));
         rest.len()
     }
 
     fn push(&mut self, event: Event) {
-        let is_rare = matches!(event.kind(), Kind::Started | Kind::Ended);
+        let is_rare = matches!(event.kind(), Kind::Started | Kind::Ended | Kind::Health);
         let room = |all: usize| if is_rare { all } else { all - all / RESERVED };
         let bytes = self.bytes + event.bytes();
-        let fits = self.events.len() < room(QUEUE) && bytes <= room(QUEUE_BYTES_MAX);
+        let fits = self.events.len() < room(self.queue) && bytes <= room(QUEUE_BYTES_MAX);
         if fits && self.status.state != State::Failed {
             self.bytes = bytes;
             self.events.push_back(event);
         } else {
-            self.status.lose(&event);
+            self.lose(&event);
         }
     }
 }
 
 impl Shared {
-    fn new(status: Status) -> Arc<Shared> {
-        let inner = Inner { status, ..Inner::default() };
-        Arc::new(Shared { inner: Mutex::new(inner), ready: Condvar::new() })
+    fn new(name: &str, queue: usize) -> Arc<Shared> {
+        Arc::new(Shared { inner: Mutex::new(Inner::new(name, queue)), ready: Condvar::new() })
+    }
+
+    fn tell_missed(&self, sink: &mut dyn Sink) {
+        let samples = std::mem::take(&mut self.lock().missed_samples);
+        if samples > 0 {
+            sink.missed(samples);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -192,31 +206,36 @@ impl Shared {
     }
 }
 
-enum Outlet {
-    /// It has a queue and threads of its own, and never waits.
-    Direct(Box<dyn Sink>),
-    Queued(JoinHandle<()>),
-    /// It could not be started.
-    None,
+struct Lane {
+    interest: Interest,
+    shared: Arc<Shared>,
+    /// `None` if it could not be started.
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Lane {
     /// Whether a sink that works is behind: an eighth of its queue is full. More would only take more memory.
     fn is_behind(&self) -> bool {
         let inner = self.shared.lock();
-        let is_behind = inner.events.len() > QUEUE / 8 || inner.bytes > QUEUE_BYTES_MAX / 8;
-        is_behind && inner.status.state == State::Running && matches!(self.outlet, Outlet::Queued(_))
+        let is_behind = inner.events.len() > inner.queue / 8 || inner.bytes > QUEUE_BYTES_MAX / 8;
+        is_behind && inner.status.state == State::Running && self.thread.is_some()
     }
-}
 
-/// Fills in what a sink with a queue of its own knows about itself.
-pub type Details = Arc<dyn Fn(&mut Status) + Send + Sync>;
-
-struct Lane {
-    interest: Interest,
-    shared: Arc<Shared>,
-    details: Option<Details>,
-    outlet: Outlet,
+    /// Waits until its sink is closed, and no longer than this.
+    fn finish(self, deadline: Instant) {
+        let Some(thread) = self.thread else { return };
+        while !thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let mut inner = self.shared.lock();
+        let lost = inner.lose_rest();
+        let name = &inner.status.name;
+        if lost > 0 {
+            tracing::warn!("sink {name}: {lost} events are dropped; it did not take them in time");
+        } else if !thread.is_finished() {
+            tracing::warn!("sink {name}: not closed in time");
+        }
+    }
 }
 
 /// All sinks of a process. Without any it does nothing and holds nothing.
@@ -252,49 +271,37 @@ impl Bus {
     /// Opens what the configuration names, for the daemon of a node or for a server. Files of sinks are in `state`.
     pub fn open(configured: &[Configured], node: Option<&str>, state: &Path) -> Bus {
         let mut bus = Bus::default();
-        for Configured { spec, options } in configured {
-            let Some(open) = spec.open else { continue };
+        for &Configured { spec, ref options } in configured {
             let mut options = options.clone();
             options.node = node.map(str::to_owned);
             options.folder = Some(state.join("sinks").join(spec.name));
-            bus.add(spec.name, (spec.interest)(&options), move || open(&options));
+            bus.add(spec.name, (spec.interest)(&options), move || (spec.open)(&options));
         }
         bus
     }
 
     /// Adds a sink with a queue and a thread, in which it is opened, and opened again after an error.
     pub fn add(&mut self, name: &str, interest: Interest, open: impl Fn() -> Opened + Send + 'static) {
-        let shared = Shared::new(Status::new(name));
+        let shared = Shared::new(name, interest.queue);
         let worker = Worker {
             shared: Arc::clone(&shared),
             open: Box::new(open),
+            is_timed: interest.is_timed,
             sink: None,
+            health: None,
             pause: PAUSE_MIN,
             wake: None,
             logged: 0,
         };
         let builder = std::thread::Builder::new().name(format!("sink-{name}")).stack_size(STACK_BYTES);
-        let outlet = builder.spawn(move || worker.run()).map_or_else(
-            |error| {
+        let thread = match builder.spawn(move || worker.run()) {
+            Ok(thread) => Some(thread),
+            Err(error) => {
                 shared.set_state(State::Failed, Some(&SinkError::Failed(error.to_string())));
-                Outlet::None
-            },
-            Outlet::Queued,
-        );
-        self.lanes.push(Lane { interest, shared, details: None, outlet });
-    }
-
-    /// Adds a sink that has a queue of its own: events are handed to it directly.
-    pub fn add_direct(&mut self, name: &str, interest: Interest, sink: Box<dyn Sink>, details: Details) {
-        let shared = Shared::new(Status::new(name));
-        self.lanes.push(Lane { interest, shared, details: Some(details), outlet: Outlet::Direct(sink) });
-    }
-
-    /// Adds a sink that could not be opened, so that its status says why.
-    pub fn add_failed(&mut self, status: Status) {
-        let shared = Shared::new(status);
-        let (interest, outlet) = (Interest::default(), Outlet::None);
-        self.lanes.push(Lane { interest, shared, details: None, outlet });
+                None
+            }
+        };
+        self.lanes.push(Lane { interest, shared, thread });
     }
 
     /// Starts and ends go there, too, while there is a listener.
@@ -312,9 +319,10 @@ impl Bus {
         self.lanes.is_empty()
     }
 
-    /// How soon sinks want samples.
+    /// How soon sinks that take any want samples.
     pub fn within(&self) -> Option<Duration> {
-        self.lanes.iter().filter_map(|lane| lane.interest.within).min()
+        let takes = |lane: &&Lane| lane.shared.lock().status.state != State::Failed;
+        self.lanes.iter().filter(takes).filter_map(|lane| lane.interest.within).min()
     }
 
     /// For the sampling thread; `None` if no sink wants rows of ticks.
@@ -333,36 +341,20 @@ impl Bus {
         if let Some(hub) = &self.hub {
             hub.publish(event);
         }
-        for Lane { shared, outlet, .. } in self.lanes.iter_mut().filter(|lane| lane.interest.wants(event)) {
-            match outlet {
-                Outlet::Queued(_) | Outlet::None => shared.offer(event.clone()),
-                Outlet::Direct(sink) => {
-                    let taken = catch(|| sink.take(event));
-                    let status = &mut shared.lock().status;
-                    match taken {
-                        Ok(()) => status.delivered += 1,
-                        Err(error) => {
-                            status.lose(event);
-                            status.failed += 1;
-                            status.last_error = Some(error.to_string());
-                        }
-                    }
-                }
-            }
+        for lane in self.lanes.iter().filter(|lane| lane.interest.wants(event)) {
+            lane.shared.offer(event.clone());
         }
     }
 
     /// The state of each sink, in the order of the configuration.
     pub fn status(&self) -> Vec<Status> {
-        self.lanes.iter().map(|lane| status_of(&lane.shared, lane.details.as_ref())).collect()
+        self.lanes.iter().map(|lane| lane.shared.status()).collect()
     }
 
     /// The same for a page, also when this is gone.
     pub fn watch(&self) -> impl Fn() -> Rows + Send + Sync + use<> {
-        let lanes: Vec<_> =
-            self.lanes.iter().map(|lane| (Arc::clone(&lane.shared), lane.details.clone())).collect();
-        let status = |(shared, details): &(Arc<Shared>, Option<Details>)| status_of(shared, details.as_ref());
-        move || rows(&lanes.iter().map(status).collect::<Vec<_>>())
+        let lanes: Vec<_> = self.lanes.iter().map(|lane| Arc::clone(&lane.shared)).collect();
+        move || rows(&lanes.iter().map(|shared| shared.status()).collect::<Vec<_>>())
     }
 
     /// Delivers what is queued, as far as sinks take it in time.
@@ -378,40 +370,8 @@ impl Bus {
             lane.shared.ready.notify_all();
         }
         let deadline = Instant::now() + within;
-        for lane in self.lanes {
-            match lane.outlet {
-                Outlet::Direct(sink) => {
-                    let closed = catch(|| {
-                        sink.close();
-                        Ok(())
-                    });
-                    if let Err(error) = closed {
-                        tracing::error!("sink {}: {error}", lane.shared.lock().status.name);
-                    }
-                }
-                Outlet::Queued(thread) => {
-                    while !thread.is_finished() && Instant::now() < deadline {
-                        std::thread::sleep(Duration::from_millis(2));
-                    }
-                    let mut inner = lane.shared.lock();
-                    let lost = inner.lose_rest();
-                    if lost > 0 {
-                        let name = &inner.status.name;
-                        tracing::warn!(
-                            "sink {name}: {lost} events are dropped; it did not take them in time"
-                        );
-                    }
-                }
-                Outlet::None => {}
-            }
-        }
+        self.lanes.into_iter().for_each(|lane| lane.finish(deadline));
     }
-}
-
-fn status_of(shared: &Shared, details: Option<&Details>) -> Status {
-    let mut status = shared.status();
-    details.into_iter().for_each(|details| details(&mut status));
-    status
 }
 
 /// The figures of sinks for a page.
@@ -434,12 +394,22 @@ fn catch<T>(call: impl FnOnce() -> Result<T, SinkError>) -> Result<T, SinkError>
     })
 }
 
+/// What the thread of a sink does next.
+enum Next {
+    Take(Event),
+    Open,
+    Close,
+}
+
 /// The thread of one sink.
 struct Worker {
     shared: Arc<Shared>,
     open: Box<dyn Fn() -> Opened + Send>,
+    is_timed: bool,
     /// `None` while it has to be opened again.
     sink: Option<Box<dyn Sink>>,
+    /// How the machine was last: published when it changes, so a sink that is opened again hears of it.
+    health: Option<Event>,
     pause: Duration,
     /// When the sink has something to do without an event.
     wake: Option<Instant>,
@@ -453,24 +423,44 @@ impl Worker {
         loop {
             match ready {
                 Err(error @ SinkError::Failed(_)) => return self.fail(&error),
-                // It is tried again with the next event.
+                // It is tried again with the next event, or without one.
                 Err(error) => self.reopen_later(&error),
                 Ok(()) => {}
             }
-            let Some(event) = self.next() else { break };
-            ready = self.deliver(&event);
-            match &ready {
-                Ok(()) => self.shared.lock().status.delivered += 1,
-                Err(_) => self.shared.lock().status.lose(&event),
-            }
+            ready = match self.next() {
+                Next::Take(event) => self.take(&event),
+                Next::Open => self.opened().map(drop),
+                Next::Close => break,
+            };
         }
-        if let Some(sink) = self.sink.take() {
+        if let Some(mut sink) = self.sink.take() {
+            self.shared.tell_missed(&mut *sink);
             sink.close();
         }
     }
 
+    fn take(&mut self, event: &Event) -> Result<(), SinkError> {
+        let taken = self.deliver(event);
+        if event.kind() == Kind::Health {
+            self.health = Some(event.clone());
+        }
+        let mut inner = self.shared.lock();
+        match taken {
+            Ok(()) => inner.status.delivered += 1,
+            Err(_) => inner.lose(event),
+        }
+        taken
+    }
+
     fn opened(&mut self) -> Result<&mut Box<dyn Sink>, SinkError> {
-        let sink = self.sink.take().map_or_else(|| catch(|| (self.open)()), Ok)?;
+        let open = || {
+            catch(|| {
+                let mut sink = (self.open)()?;
+                self.health.iter().try_for_each(|health| sink.take(health))?;
+                Ok(sink)
+            })
+        };
+        let sink = self.sink.take().map_or_else(open, Ok)?;
         Ok(self.sink.insert(sink))
     }
 
@@ -479,17 +469,30 @@ impl Worker {
         self.shared.set_state(State::Failed, Some(error));
         let mut inner = self.shared.lock();
         while let Some(event) = inner.pop() {
-            inner.status.lose(&event);
+            inner.lose(&event);
         }
     }
 
-    /// Waits for an event; `None` at the end, when all are delivered.
-    fn next(&mut self) -> Option<Event> {
+    /// Waits for an event, or until a sink without one has something to do.
+    fn next(&mut self) -> Next {
         loop {
-            if let Some(event) = self.shared.lock().pop() {
-                return Some(event);
+            let (event, closing) = {
+                let mut inner = self.shared.lock();
+                (inner.pop(), inner.closing)
+            };
+            if let Some(event) = event {
+                return Next::Take(event);
             }
-            let idle = |sink: &mut Box<dyn Sink>| catch(|| sink.idle());
+            if self.sink.is_none() && self.is_timed && !closing {
+                return Next::Open;
+            }
+            let shared = &self.shared;
+            let idle = |sink: &mut Box<dyn Sink>| {
+                catch(|| {
+                    shared.tell_missed(&mut **sink);
+                    sink.idle()
+                })
+            };
             match self.sink.as_mut().map(idle) {
                 Some(Err(error)) => self.reopen_later(&error),
                 Some(Ok(())) => drop(self.note_report()),
@@ -498,12 +501,15 @@ impl Worker {
             self.log_dropped();
             let waits = |inner: &mut Inner| inner.events.is_empty() && !inner.closing;
             // Without a sink there is none to wake.
-            let wake = self.wake.filter(|_| self.sink.is_some());
+            let wake = match &self.sink {
+                Some(_) => self.wake,
+                None => self.is_timed.then(Instant::now),
+            };
             let within = wake.map_or(Duration::MAX, |wake| wake.saturating_duration_since(Instant::now()));
             let waited = self.shared.ready.wait_timeout_while(self.shared.lock(), within, waits);
             let mut inner = waited.unwrap_or_else(PoisonError::into_inner).0;
             if !inner.events.is_empty() || inner.closing {
-                return inner.pop();
+                return inner.pop().map_or(Next::Close, Next::Take);
             }
         }
     }
@@ -532,7 +538,13 @@ impl Worker {
     /// An error means that the event is lost.
     fn deliver(&mut self, event: &Event) -> Result<(), SinkError> {
         for attempt in 1.. {
-            let taken = self.opened().and_then(|sink| catch(|| sink.take(event)));
+            let shared = Arc::clone(&self.shared);
+            let taken = self.opened().and_then(|sink| {
+                catch(|| {
+                    shared.tell_missed(&mut **sink);
+                    sink.take(event)
+                })
+            });
             let Err(error) = taken else { break };
             let again = matches!(error, SinkError::Retry(_)) && attempt < ATTEMPTS_MAX;
             if !again || self.shared.lock().closing {

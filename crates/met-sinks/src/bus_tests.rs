@@ -5,7 +5,8 @@ use met_core::job::Record;
 use met_core::{Column, MISSING, Unit, sample};
 
 use super::*;
-use crate::event::TickRow;
+use crate::event::{Samples, TickRow};
+use crate::sink::{QUEUE, Report};
 
 static COLUMNS: &[Column] = &[Column::gauge("level", Unit::Count, 1.0, "")];
 static TABLE: Table = Table { name: "meter", subject: "", labels: &[], columns: COLUMNS };
@@ -43,7 +44,7 @@ struct Puppet {
 
 fn interest(tables: &[&str]) -> Interest {
     let tables = tables.iter().map(|&name| name.to_owned()).collect();
-    Interest { kinds: vec![Kind::Started, Kind::Ended, Kind::Interim], tables, within: None }
+    Interest { kinds: vec![Kind::Started, Kind::Ended, Kind::Interim], tables, ..Interest::default() }
 }
 
 impl Sink for Puppet {
@@ -79,22 +80,104 @@ fn of(bus: &Bus, name: &str) -> Status {
     bus.status().into_iter().find(|status| status.name == name).unwrap()
 }
 
+/// A sink that buffers: it gives up 40 samples, and adds what it is told that it missed.
+struct Buffers {
+    missed: Sender<u64>,
+    dropped: u64,
+}
+
+impl Sink for Buffers {
+    fn take(&mut self, event: &Event) -> Result<(), SinkError> {
+        match event.kind() {
+            Kind::Ended => Err(SinkError::Lost("full".to_owned())),
+            _ => Ok(()),
+        }
+    }
+
+    fn missed(&mut self, samples: u64) {
+        let _ = self.missed.send(samples);
+    }
+
+    fn report(&mut self) -> Option<Report> {
+        Some(Report { dropped: std::mem::take(&mut self.dropped), ..Report::default() })
+    }
+}
+
 #[test]
-fn the_page_and_the_status_say_the_same_of_a_sink_with_its_own_queue() {
-    let (taken, _) = channel();
-    let refuses_ends: Behaviour = Arc::new(|event| match event.kind() {
-        Kind::Ended => Err(SinkError::Lost("full".to_owned())),
-        _ => Ok(()),
-    });
+fn the_page_and_the_status_say_the_same_of_a_sink_that_buffers() {
     let mut bus = Bus::default();
-    let puppet = Puppet { taken, behaviour: refuses_ends };
-    let details: Details = Arc::new(|status| status.dropped += 40);
-    bus.add_direct("puppet", interest(&[]), Box::new(puppet), details);
+    let left = AtomicUsize::new(40);
+    let (missed, _) = channel();
+    bus.add("buffers", interest(&[]), move || {
+        let dropped = left.swap(0, Ordering::Relaxed) as u64;
+        Ok(Box::new(Buffers { missed: missed.clone(), dropped }))
+    });
     let page = bus.watch();
     [started(1), ended(1), ended(2)].iter().for_each(|event| bus.publish(event));
+    until("both ends are lost", || of(&bus, "buffers").dropped == 42 && of(&bus, "buffers").failed == 2);
     let status = &bus.status()[0];
     assert_eq!((status.delivered, status.dropped, status.failed), (1, 42, 2));
     assert_eq!(format!("{:?}", page()), format!("{:?}", rows(&bus.status())));
+}
+
+#[test]
+fn a_sink_is_told_of_samples_that_found_no_room() {
+    let mut series = met_core::series::Series::new(&TABLE);
+    (0..3).for_each(|at| series.push(at, &[if at == 1 { MISSING } else { at }]));
+    let subject = met_wire::batch::Subject::Node(String::new());
+    let samples = Event::Samples(Arc::new(Samples { node: None, subject, series }));
+    let mut bus = Bus::default();
+    let (told, received) = channel();
+    let (open, opening) = channel::<()>();
+    let opening = Mutex::new(opening);
+    let interest = Interest { kinds: vec![Kind::Samples], queue: 4, ..Interest::default() };
+    bus.add("small", interest, move || {
+        let _ = opening.lock().unwrap().recv();
+        Ok(Box::new(Buffers { missed: told.clone(), dropped: 0 }))
+    });
+    // A quarter of the queue is for starts and ends.
+    (0..5).for_each(|_| bus.publish(&samples));
+    assert_eq!(of(&bus, "small").dropped, 2);
+    drop(open);
+    assert_eq!(received.recv_timeout(Duration::from_secs(60)).unwrap(), 4, "known cells");
+    bus.close();
+    assert!(received.try_recv().is_err(), "once");
+}
+
+#[test]
+fn a_sink_with_work_of_its_own_is_opened_again_without_an_event() {
+    let mut bus = Bus::default();
+    let left = AtomicUsize::new(2);
+    bus.add("timed", Interest { is_timed: true, ..Interest::default() }, move || {
+        match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) {
+            Ok(_) => Err(SinkError::Retry("no such file".to_owned())),
+            Err(_) => Ok(Box::new(Buffers { missed: channel().0, dropped: 0 })),
+        }
+    });
+    until("it works", || of(&bus, "timed").failed == 2 && of(&bus, "timed").state == State::Running);
+    bus.close();
+}
+
+#[test]
+fn closing_does_not_wait_for_a_sink_that_hangs_when_it_is_closed() {
+    struct Hangs(Receiver<()>);
+    impl Sink for Hangs {
+        fn take(&mut self, _: &Event) -> Result<(), SinkError> {
+            Ok(())
+        }
+
+        fn close(self: Box<Self>) {
+            let _ = self.0.recv();
+        }
+    }
+    let mut bus = Bus::default();
+    let (release, held) = channel();
+    let held = Mutex::new(Some(held));
+    bus.add("hangs", interest(&[]), move || Ok(Box::new(Hangs(held.lock().unwrap().take().unwrap()))));
+    let begin = Instant::now();
+    bus.close_within(Duration::from_millis(50));
+    assert!(begin.elapsed() < Duration::from_secs(50));
+    drop(release);
 }
 
 #[test]
@@ -191,11 +274,13 @@ fn a_sink_that_has_failed_stays_so_and_what_it_misses_is_counted() {
     bus.close();
 
     let mut bus = Bus::default();
-    bus.add("broken", interest(&[]), || Err(SinkError::Failed("no such file".to_owned())));
+    let soon = Interest { within: Some(Duration::from_secs(1)), ..interest(&[]) };
+    bus.add("broken", soon, || Err(SinkError::Failed("no such file".to_owned())));
     bus.publish(&ended(1));
     until("it has failed, and missed an end", || of(&bus, "broken").dropped_ends == 1);
     let status = of(&bus, "broken");
     assert_eq!((status.state, status.failed), (State::Failed, 1));
+    assert_eq!(bus.within(), None, "nobody waits for samples");
     bus.close();
 }
 
@@ -270,7 +355,7 @@ fn a_sink_that_hangs_delays_no_other_and_ends_of_jobs_have_room_after_samples() 
 
 #[test]
 fn bytes_are_bounded_too() {
-    let mut inner = Inner::default();
+    let mut inner = Inner::new("x", QUEUE);
     let mut record = sample::bare(1, "x");
     record.command = vec!["a".repeat(QUEUE_BYTES_MAX / 3)];
     let event = Event::Ended(Arc::new(record));

@@ -66,8 +66,9 @@ pub static SPEC: SinkSpec = SinkSpec {
             },
         },
     ],
+    has_section: false,
     interest,
-    open: Some(open),
+    open,
 };
 
 fn interest(options: &Options) -> Interest {

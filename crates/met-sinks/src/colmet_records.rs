@@ -137,7 +137,7 @@ impl Chosen {
             true => (self.tables(), &[Kind::Sampling][..]),
             false => (Vec::new(), &[Kind::Samples, Kind::Colmet][..]),
         };
-        Interest { kinds: [&[Kind::Started, Kind::Ended], further].concat(), tables, within: None }
+        Interest { kinds: [&[Kind::Started, Kind::Ended], further].concat(), tables, ..Interest::default() }
     }
 
     fn tables(&self) -> Vec<String> {

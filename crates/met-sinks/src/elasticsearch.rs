@@ -20,9 +20,9 @@ use met_core::units::parse_size;
 
 use crate::colmet_records::{self, Chosen, Gatherer};
 use crate::event::{Event, Kind};
-use crate::forward::link::{Address, Link, private_lines};
-use crate::forward::spool::{Limits, Spool};
+use crate::link::{Address, Link, private_lines};
 use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
+use crate::spool::{Limits, Spool};
 use bulk::Body;
 use documents::{Catalogue, Colmet, Maker, Rotation};
 use indices::Indices;
@@ -116,8 +116,9 @@ pub static SPEC: SinkSpec = SinkSpec {
         },
         SinkOption::duration("spool_age", SPOOL_AGE, "how long documents stay in the spool"),
     ],
+    has_section: false,
     interest,
-    open: Some(open),
+    open,
 };
 
 /// As the server demands it of names of indices.
@@ -143,8 +144,8 @@ fn interest(options: &Options) -> Interest {
         return Chosen::of(options, BACKENDS).interest();
     }
     match options.node.is_some() {
-        true => Interest { kinds: Vec::new(), tables: options.tables(TABLES), within: None },
-        false => Interest { kinds: vec![Kind::Samples], tables: Vec::new(), within: None },
+        true => Interest { tables: options.tables(TABLES), ..Interest::default() },
+        false => Interest { kinds: vec![Kind::Samples], ..Interest::default() },
     }
 }
 

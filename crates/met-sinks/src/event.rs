@@ -1,13 +1,14 @@
 //! What sinks receive.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use met_core::Table;
 use met_core::bounds;
 use met_core::job::{JobKey, Record};
 use met_core::node_health::NodeHealth;
 use met_core::series::Series;
+use met_core::{MISSING, Table};
 use met_wire::batch::{Interim, Subject};
 use met_wire::colmet;
 
@@ -114,6 +115,14 @@ impl Event {
         }
     }
 
+    /// How many samples there are in it.
+    pub(crate) fn samples(&self) -> u64 {
+        match self {
+            Event::Samples(samples) => samples_in(&samples.series, 0..samples.series.len()),
+            _ => 0,
+        }
+    }
+
     /// About how much memory it holds.
     pub(crate) fn bytes(&self) -> usize {
         const SMALL: usize = 1024;
@@ -129,4 +138,11 @@ impl Event {
             Event::Tick(tick) => of_cells(tick.cells.len() + tick.rows.len() * size_of::<[i64; 16]>()),
         }
     }
+}
+
+/// A sample is one known cell at one time.
+pub(crate) fn samples_in(series: &Series, range: Range<usize>) -> u64 {
+    let known =
+        |cells: &Vec<i64>| cells[range.clone()].iter().filter(|&&cell| cell != MISSING).count() as u64;
+    series.columns.iter().map(known).sum()
 }

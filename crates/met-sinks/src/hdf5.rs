@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use met_wire::colmet::Record;
 
+use crate::clock::now_ns;
 use crate::colmet_records::{self, Chosen, Gatherer};
 use crate::event::Event;
-use crate::forward::now_ns;
 use crate::reopen;
 use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
 use disk::{CANNOT_CONTINUE, Disk};
@@ -73,8 +73,9 @@ pub static SPEC: SinkSpec = SinkSpec {
         colmet_records::EVENTS,
         colmet_records::MANAGERS,
     ],
+    has_section: false,
     interest,
-    open: Some(open),
+    open,
 };
 
 fn interest(options: &Options) -> Interest {

@@ -3,6 +3,7 @@
 //! To add one: a file with its [`SinkSpec`] and its [`Sink`], and one word in [`SINKS`].
 
 pub mod bus;
+mod clock;
 mod colmet;
 pub mod colmet_records;
 mod decimal;
@@ -12,6 +13,7 @@ mod event_csv;
 pub mod event_json;
 pub mod forward;
 pub mod hdf5;
+pub mod link;
 pub mod live;
 mod otlp;
 pub mod prometheus;
@@ -20,6 +22,7 @@ pub mod service_discovery;
 pub mod shown_jobs;
 pub mod sink;
 pub mod snapshot;
+pub mod spool;
 mod stdout;
 pub mod zeromq;
 

@@ -19,9 +19,9 @@ use met_core::{Column, JOB, MISSING, Selection, Table, Unit};
 use met_wire::batch::Subject;
 use met_wire::otlp::{Attribute, Attributes, Metric, Number, PATH, Point, Request, Scope};
 
+use crate::clock::now_ns;
 use crate::event::{Event, Kind, Samples, Tick, TickRow};
-use crate::forward::link::{Address, Link, private_lines};
-use crate::forward::now_ns;
+use crate::link::{Address, Link, private_lines};
 use crate::prometheus::gzip;
 use crate::sink::{Interest, Opened, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
 pub use conventions::CONVENTIONS;
@@ -95,8 +95,9 @@ pub static SPEC: SinkSpec = SinkSpec {
             check: |value, _| pair(value, '=').map(drop),
         },
     ],
+    has_section: false,
     interest,
-    open: Some(open),
+    open,
 };
 
 fn pair(text: &str, by: char) -> Result<(&str, &str), String> {
@@ -112,10 +113,10 @@ fn pair(text: &str, by: char) -> Result<(&str, &str), String> {
 fn interest(options: &Options) -> Interest {
     let (mut kinds, tables) = (vec![Kind::Started, Kind::Ended], options.tables(TABLES));
     match options.node.is_some() {
-        true => Interest { kinds, tables, within: None },
+        true => Interest { kinds, tables, ..Interest::default() },
         false => {
             kinds.push(Kind::Samples);
-            Interest { kinds, tables: Vec::new(), within: None }
+            Interest { kinds, ..Interest::default() }
         }
     }
 }

@@ -1,13 +1,19 @@
 //! What a sink is, and how it is configured.
 
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use met_core::Table;
 use met_core::units::parse_duration;
 
 use crate::event::{Event, Kind};
+
+/// Events that wait for a sink.
+pub(crate) const QUEUE: usize = 1024;
 
 /// Takes events, each sink in a thread of its own.
 pub trait Sink: Send {
@@ -18,6 +24,9 @@ pub trait Sink: Send {
     fn idle(&mut self) -> Result<(), SinkError> {
         Ok(())
     }
+
+    /// Samples that were lost before they reached it: its queue was full, or it was not open.
+    fn missed(&mut self, _samples: u64) {}
 
     /// What happened since it was last asked, for a sink that buffers and retries by itself.
     fn report(&mut self) -> Option<Report> {
@@ -41,13 +50,23 @@ pub struct Report {
 }
 
 /// Which events a sink wants.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Interest {
     pub kinds: Vec<Kind>,
     /// Tables whose rows it wants at every tick.
     pub tables: Vec<String>,
     /// How long it waits for samples at most; the store decides if not given.
     pub within: Option<Duration>,
+    /// How many events may wait for it.
+    pub queue: usize,
+    /// It has work to do without any event, so after an error it is opened again without one.
+    pub is_timed: bool,
+}
+
+impl Default for Interest {
+    fn default() -> Interest {
+        Interest { kinds: Vec::new(), tables: Vec::new(), within: None, queue: QUEUE, is_timed: false }
+    }
 }
 
 impl Interest {
@@ -85,11 +104,12 @@ pub struct SinkSpec {
     pub name: &'static str,
     pub help: &'static str,
     pub options: &'static [SinkOption],
+    /// It is configured in a section of its name, and not in the list `sinks`.
+    pub has_section: bool,
     /// Known before it is opened: what a sink misses until then is counted.
     pub interest: fn(&Options) -> Interest,
-    /// In the thread of the sink. `None`: it has a section of its own name in the configuration, and is opened
-    /// from there.
-    pub open: Option<fn(&Options) -> Opened>,
+    /// In the thread of the sink, and again after an error.
+    pub open: fn(&Options) -> Opened,
 }
 
 #[derive(Debug)]
@@ -160,7 +180,39 @@ pub struct Options {
     pub node: Option<String>,
     /// Where it may keep files, if it has any; below the state of daemon or server. Known when it is opened.
     pub folder: Option<PathBuf>,
+    pub context: Context,
 }
+
+/// What a process hands to a sink beside options, of the type that this sink knows.
+#[derive(Clone, Default)]
+pub struct Context(Option<Arc<dyn Any + Send + Sync>>);
+
+impl Context {
+    pub fn new(content: impl Any + Send + Sync) -> Context {
+        Context(Some(Arc::new(content)))
+    }
+
+    pub(crate) fn get<T: Any>(&self) -> Option<&T> {
+        self.0.as_ref()?.downcast_ref()
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(if self.0.is_some() { "Context(..)" } else { "Context" })
+    }
+}
+
+impl PartialEq for Context {
+    fn eq(&self, other: &Context) -> bool {
+        match (&self.0, &other.0) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        }
+    }
+}
+
+impl Eq for Context {}
 
 impl Options {
     pub fn set(&mut self, name: &'static str, values: Vec<String>) {

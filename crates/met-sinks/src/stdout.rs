@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use met_wire::colmet::Record;
 
+use crate::clock::now_ns;
 use crate::colmet_records::{Chosen, Gatherer, write_text};
 use crate::event::{Event, Kind};
 use crate::sink::{Interest, Options, Report, Sink, SinkError, SinkOption, SinkSpec, one_of};
@@ -48,13 +49,14 @@ pub static SPEC: SinkSpec = SinkSpec {
             "tables whose rows to write at every tick, also without jobs; a server has none",
         ),
     ],
+    has_section: false,
     interest,
-    open: Some(|options| {
+    open: |options| {
         // Without the buffer and the lock of the library: a line is written at once, or blocks only this sink.
         let file = io::stdout().as_fd().try_clone_to_owned();
         let file = file.map_err(|error| SinkError::Lost(format!("cannot open standard output: {error}")))?;
         Ok(Box::new(Stdout::new(File::from(file), options)))
-    }),
+    },
 };
 
 fn interest(options: &Options) -> Interest {
@@ -64,7 +66,7 @@ fn interest(options: &Options) -> Interest {
     let chosen = options.words("events", CHOSEN);
     let has = |(name, _): &&(&str, Kind)| chosen.iter().any(|one| one == name);
     let kinds = EVENTS.iter().filter(has).map(|(_, kind)| *kind).collect();
-    Interest { kinds, tables: options.list("tables").unwrap_or_default().to_vec(), within: None }
+    Interest { kinds, tables: options.list("tables").unwrap_or_default().to_vec(), ..Interest::default() }
 }
 
 pub(crate) struct Stdout<W> {
@@ -125,7 +127,7 @@ impl<W: Write + Send> Sink for Stdout<W> {
             return self.print(&records);
         }
         let (csv, lines) = (self.csv, &mut self.lines);
-        let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
+        let now_ns = now_ns();
         event_json::objects(event, now_ns, |object| match csv {
             true => event_csv::write_lines(&object, lines),
             false => lines.extend(format!("{object}\n").bytes()),

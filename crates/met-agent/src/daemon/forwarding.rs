@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use met_host::Host;
-use met_sinks::forward::link::{self, Address, Link};
-use met_sinks::forward::spool::Limits;
-use met_sinks::forward::{CannotForward, Changed, Forward, Outbox, Plan, Status};
+use met_sinks::Configured;
+use met_sinks::forward::{self, ALLOW_PLAIN, Changed, Monitor, Outbox, Plan, Prepared, Uplink};
+use met_sinks::link::{self, Address, Link};
+use met_sinks::sink::{Context as SinkContext, Options, SinkError};
+use met_sinks::spool::Limits;
 use met_store::Reader;
 use met_web::listener::WebConfig;
 use met_wire::batch::{Header, Page};
@@ -18,13 +20,12 @@ use serde::{Deserialize, Serialize};
 use super::node_id;
 use met_config::Failure;
 use met_config::paths::{Place, create_private};
-use met_config::{Config, Http};
+use met_config::{Config, Forward, Http};
 
 /// Below the state: what `--join` wrote, and batches that wait.
 const FOLDER: &str = "forward";
 const JOINED: &str = "joined.json";
 const TOKEN: &str = "token";
-const ALLOW_PLAIN: &str = "forward.plain: yes in met.yaml";
 /// More than the server takes as one batch with good grace.
 const INTERVAL_MAX: Duration = Duration::from_secs(60);
 
@@ -93,9 +94,8 @@ fn joined(folder: &Path) -> Result<Option<Joined>> {
 }
 
 /// The configured server, else the one `--join` stored. `None` without either.
-fn address(config: &Config, place: &Place) -> Result<Option<(Address, Option<String>)>> {
+fn address(forward: &Forward, place: &Place) -> Result<Option<(Address, Option<String>)>> {
     let usage = |error: link::BadAddress| Failure::usage(format!("forward: {error}"));
-    let forward = &config.forward;
     let folder = place.state.join(FOLDER);
     let Some(url) = &forward.url else {
         let Some(Joined { url, authority, plain, node }) = joined(&folder)? else { return Ok(None) };
@@ -128,36 +128,42 @@ fn address(config: &Config, place: &Place) -> Result<Option<(Address, Option<Str
 
 /// Whether a server is known to send to, whatever is wrong with it.
 pub(super) fn is_set_up(config: &Config, place: &Place) -> bool {
-    !matches!(address(config, place), Ok(None))
+    !matches!(address(&config.forward, place), Ok(None))
 }
 
 /// Whether a daemon would send. Who joins wants to know now, not from its log.
 pub fn check(config: &Config, place: &Place) -> Result<()> {
-    if let Some((address, _)) = address(config, place)? {
+    if let Some((address, _)) = address(&config.forward, place)? {
         Link::open(&address)
             .map_err(|error| Failure::usage(format!("forward: {}", error.message(ALLOW_PLAIN))))?;
     }
     Ok(())
 }
 
-/// Starts to send if a server is configured. A failure is shown in the status and does not stop measuring.
-pub fn start(
+/// The sink that sends to a server, if one is known; `listens`: whether this daemon has a page. What is wrong with its
+/// settings is found when it is opened, and shown in its status.
+pub(super) fn sink(
     host: &Host,
     config: &Config,
     place: &Place,
     listens: bool,
-) -> Result<Option<Forward>, Box<Status>> {
+) -> Option<(Configured, Monitor)> {
+    if !is_set_up(config, place) {
+        return None;
+    }
+    let joined = || joined(&place.state.join(FOLDER)).ok().flatten().map(|joined| joined.url);
+    let url = config.forward.url.clone().or_else(joined);
+    let monitor = Monitor::new(url.unwrap_or_else(|| "the server".to_owned()));
     let page = if listens { page_for_others(&config.http) } else { None };
-    try_start(host, config, place, page).map_err(|error| {
-        tracing::error!("nothing is sent to a server, and jobs are measured all the same: {error:#}");
-        let joined = || joined(&place.state.join(FOLDER)).ok().flatten().map(|joined| joined.url);
-        let url = config.forward.url.clone().or_else(joined);
-        Box::new(Status {
-            url: url.unwrap_or_else(|| "the server".to_owned()),
-            last_error: Some(format!("nothing is sent until the daemon is restarted: {error:#}")),
-            ..Status::default()
-        })
-    })
+    let node = Node { host: host.clone(), forward: config.forward.clone(), place: place.clone(), page };
+    let uplink = Uplink {
+        every: config.forward.interval.min(INTERVAL_MAX),
+        monitor: monitor.clone(),
+        prepare: Box::new(move || node.prepare()),
+    };
+    let mut options = Options::default();
+    options.context = SinkContext::new(uplink);
+    Some((Configured { spec: &forward::SPEC, options }, monitor))
 }
 
 /// Where others find the page of this daemon; `None` if only this machine does.
@@ -169,38 +175,42 @@ fn page_for_others(http: &Http) -> Option<Page> {
     Some(Page { port, tls: tls.is_some_and(|config| config.has_tls()) })
 }
 
-fn try_start(host: &Host, config: &Config, place: &Place, page: Option<Page>) -> Result<Option<Forward>> {
-    let Some((address, node)) = address(config, place)? else { return Ok(None) };
-    let facts = host.facts();
-    let folder = place.state.join(FOLDER);
-    create_private(&folder).with_context(|| format!("cannot store anything in {}", folder.display()))?;
-    let header = Header {
-        id: node_id::of(&place.state, &facts.machine_id)?,
-        node: node.unwrap_or_else(|| facts.hostname.clone()),
-        boot_id: facts.boot_id.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        cpus: Some(i64::from(facts.cpu_count)),
-        memory_bytes: facts.memory_total_bytes,
-        page,
-        ..Header::default()
-    };
-    let forward = &config.forward;
-    let plan = Plan {
-        address,
-        folder: folder.join("spool"),
-        limits: Limits { bytes_max: forward.spool_bytes, age_max: forward.spool_age },
-        every: forward.interval.min(INTERVAL_MAX),
-        quiet: QUIET,
-        header,
-    };
-    let outbox = Box::new(Catalogue { state: place.state.clone(), reader: None });
-    let url = plan.address.url.clone();
-    let started = Forward::start(plan, outbox).map_err(|error| match error {
-        CannotForward::Address(error) => Failure::usage(format!("forward: {}", error.message(ALLOW_PLAIN))),
-        error => Failure::usage(format!("forward: {error}")),
-    })?;
-    tracing::info!("sending to {url}");
-    Ok(Some(started))
+/// What is known of this node before anything is sent.
+struct Node {
+    host: Host,
+    forward: Forward,
+    place: Place,
+    page: Option<Page>,
+}
+
+impl Node {
+    /// Wrong settings stay so until they are read again, by the next daemon; a full disk does not.
+    fn prepare(&self) -> Prepared {
+        let failed = |error: anyhow::Error| SinkError::Failed(format!("{error:#}"));
+        let later = |error: anyhow::Error| SinkError::Retry(format!("{error:#}"));
+        let address = address(&self.forward, &self.place).map_err(failed)?;
+        let (address, node) =
+            address.ok_or_else(|| SinkError::Failed("there is no server to send to".to_owned()))?;
+        let folder = self.place.state.join(FOLDER);
+        create_private(&folder)
+            .with_context(|| format!("cannot store anything in {}", folder.display()))
+            .map_err(later)?;
+        let facts = self.host.facts();
+        let id = node_id::of(&self.place.state, &facts.machine_id).map_err(|error| later(error.into()))?;
+        let header = Header {
+            id,
+            node: node.unwrap_or_else(|| facts.hostname.clone()),
+            boot_id: facts.boot_id.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            cpus: Some(i64::from(facts.cpu_count)),
+            memory_bytes: facts.memory_total_bytes,
+            page: self.page,
+            ..Header::default()
+        };
+        let limits = Limits { bytes_max: self.forward.spool_bytes, age_max: self.forward.spool_age };
+        let plan = Plan { address, folder: folder.join("spool"), limits, quiet: QUIET, header };
+        Ok((plan, Box::new(Catalogue { state: self.place.state.clone(), reader: None })))
+    }
 }
 
 /// The records of this node's catalogue in the order of change, read beside its writer.
@@ -247,9 +257,12 @@ mod tests {
         join(place, &Address { url: HERE.to_owned(), token, ..Address::default() }, None).unwrap();
     }
 
+    /// Opens it as its lane does, and says what its status shows then.
     fn why_not(config: &Config, place: &Place, folder: &Path) -> (String, String) {
-        let status =
-            start(&Host::at(folder).unwrap(), config, place, false).err().expect("it cannot be started");
+        let (configured, monitor) = sink(&Host::at(folder).unwrap(), config, place, false).unwrap();
+        let error = (configured.spec.open)(&configured.options).err().expect("it cannot be opened");
+        assert!(matches!(error, SinkError::Failed(_)), "{error:?}");
+        let status = monitor.status();
         (status.url, status.last_error.unwrap())
     }
 
@@ -259,10 +272,7 @@ mod tests {
         fs::create_dir(folder.path().join("proc")).unwrap();
         let place = place(folder.path());
         let mut config = Config::default();
-        assert!(
-            start(&Host::at(folder.path()).unwrap(), &config, &place, false)
-                .is_ok_and(|forward| forward.is_none())
-        );
+        assert!(sink(&Host::at(folder.path()).unwrap(), &config, &place, false).is_none());
 
         joined_to_one(&place);
         let token = place.state.join(FOLDER).join(TOKEN);
@@ -319,10 +329,10 @@ mod tests {
         let mut config = Config::default();
         for same in [HERE.to_owned(), format!("{HERE}/")] {
             config.forward.url = Some(same);
-            let (address, _) = address(&config, &place).unwrap().unwrap();
+            let (address, _) = address(&config.forward, &place).unwrap().unwrap();
             assert_eq!(address.token.as_deref(), Some("token-of-this-node"));
         }
         config.forward.url = Some("https://two.example:9317".to_owned());
-        assert!(address(&config, &place).unwrap_err().to_string().contains("a token_file"));
+        assert!(address(&config.forward, &place).unwrap_err().to_string().contains("a token_file"));
     }
 }

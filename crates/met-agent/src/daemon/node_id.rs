@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use met_sinks::forward::spool::random_text;
+use met_sinks::spool::random_text;
 use serde::{Deserialize, Serialize};
 
 use super::forwarding::write_private;

@@ -146,7 +146,7 @@ impl Query for DaemonQuery<'_> {
         let running = query::every_job(self, viewer, &query::running())?;
         let service = self.service();
         let facts = service.host.facts();
-        let forward = service.outputs.bus.status().into_iter().find_map(|sink| sink.forward);
+        let forward = service.outputs.forward_status();
         let spool = forward
             .as_ref()
             .map(|forward| Spool { batches: forward.batches_waiting, bytes: forward.bytes_waiting });

@@ -353,7 +353,6 @@ impl Service {
     fn status(&self) -> Result<Status> {
         let sources = self.sampling.costs()?;
         let sampler = self.sampling.view();
-        let sinks = self.outputs.bus.status();
         Ok(Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -374,8 +373,8 @@ impl Service {
                 perf_cgroups_refused: self.discovery.perf_cgroups.refused().cloned(),
                 ..finding.health().into()
             }),
-            forward: sinks.iter().find_map(|sink| sink.forward.as_deref().cloned()),
-            sinks,
+            forward: self.outputs.forward_status(),
+            sinks: self.outputs.bus.status(),
             http: self.outputs.http.clone(),
             configure: self.outputs.configure.as_ref().map(LiveMessages::status),
             samples_refused: self.recorder.writer.samples_refused(),

@@ -140,6 +140,7 @@ impl Service {
         } else {
             service.close_vanished();
         }
+        service.outputs.wait_opened();
         Ok(service)
     }
 

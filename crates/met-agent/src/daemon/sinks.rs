@@ -10,9 +10,9 @@ use met_core::node_health::NodeHealth;
 use met_core::series::Series;
 use met_core::{JOB, Kind};
 use met_jobs::identity::{NAMED_WITHIN, is_unnamed};
-use met_sinks::bus::{self, Bus};
+use met_sinks::Bus;
 use met_sinks::event::{self, Event, Samples};
-use met_sinks::forward::{self, server_watch::ServerWatch};
+use met_sinks::forward::{Monitor, Status as ForwardStatus};
 use met_wire::batch::{Interim, Subject};
 
 use super::forwarding;
@@ -26,42 +26,31 @@ use met_query::protocol::HttpStatus;
 use met_query::setting::Setting;
 use met_store::Queries;
 
-/// Opens all that are configured, and what a server says of watched jobs if one is sent to. One that cannot be opened keeps
+/// A spool is usually open in milliseconds.
+const OPENED_WITHIN: Duration = Duration::from_secs(1);
+
+/// Opens all that are configured, and says how forwarding goes if there is a server. One that cannot be opened keeps
 /// nothing from being measured; its status says why.
-fn open(
-    setting: &Setting,
-    place: &Place,
-    metrics_cache: Option<&MetricsCache>,
-) -> (Bus, Option<ServerWatch>) {
+fn open(setting: &Setting, place: &Place, metrics_cache: Option<&MetricsCache>) -> (Bus, Option<Monitor>) {
     // As with `http`, the machine's file is meant for the machine's daemon.
     let is_machines = setting.config_path.as_deref() == Some(Path::new(met_config::MACHINE_FILE));
-    let configured: &[_] = if place.system || !is_machines { &setting.config.sinks } else { &[] };
-    let mut bus = Bus::open(configured, Some(&setting.host.facts().hostname), &place.state);
-    let (name, mut watch) = (forward::SPEC.name, None);
-    match forwarding::start(&setting.host, &setting.config, place, metrics_cache.is_some()) {
-        Ok(None) => {}
-        Ok(Some(forward)) => {
-            if let Some(metrics_cache) = metrics_cache {
-                metrics_cache.watch(forward.watch());
-            }
-            watch = Some(forward.server_watch());
-            let (interest, details) = (forward.interest(), forward.details());
-            bus.add_direct(name, interest, Box::new(forward), details);
-        }
-        Err(why) => {
-            let mut status = bus::Status::new(name);
-            status.add_forward(*why);
-            status.state = bus::State::Failed;
-            bus.add_failed(status);
-        }
-    }
+    let mut configured = if place.system || !is_machines { setting.config.sinks.clone() } else { Vec::new() };
+    let forward = forwarding::sink(&setting.host, &setting.config, place, metrics_cache.is_some());
+    let forward = forward.map(|(sink, monitor)| {
+        configured.push(sink);
+        monitor
+    });
+    let mut bus = Bus::open(&configured, Some(&setting.host.facts().hostname), &place.state);
     if let Some(metrics_cache) = metrics_cache {
         bus.attach(Arc::clone(&metrics_cache.hub));
+        if let Some(monitor) = forward.clone() {
+            metrics_cache.watch(move || monitor.rows());
+        }
+        if !bus.is_empty() {
+            metrics_cache.watch(bus.watch());
+        }
     }
-    if let Some(metrics_cache) = metrics_cache.filter(|_| !bus.is_empty()) {
-        metrics_cache.watch(bus.watch());
-    }
-    (bus, watch)
+    (bus, forward)
 }
 
 /// Where jobs and samples go beside the store: to sinks, and to the page that others read.
@@ -77,8 +66,8 @@ pub(super) struct Outputs {
     withheld: HashMap<JobKey, Instant>,
     /// As it was last published.
     health: NodeHealth,
-    /// Jobs that clients of the server watch, if one is sent to.
-    server_watch: Option<ServerWatch>,
+    /// If there is a server.
+    forward: Option<Monitor>,
 }
 
 impl Outputs {
@@ -87,10 +76,10 @@ impl Outputs {
         place: &Place,
         metrics_cache: Option<Arc<MetricsCache>>,
     ) -> Outputs {
-        let (bus, server_watch) = open(setting, place, metrics_cache.as_deref());
+        let (bus, forward) = open(setting, place, metrics_cache.as_deref());
         Outputs {
             bus,
-            server_watch,
+            forward,
             metrics_cache,
             http: None,
             configure: None,
@@ -101,15 +90,27 @@ impl Outputs {
 
     /// Tells the sampling thread of jobs that are watched at the server, from now on.
     pub(super) fn tell_watched(&self, sampling: &Sampling) {
-        if let Some(watch) = &self.server_watch {
+        if let Some(Monitor { watch, .. }) = &self.forward {
             let pace = Arc::clone(&watch.pace);
             watch.tell_with(sampling.watcher(move || pace.hold(Instant::now())));
         }
     }
 
+    /// Lets the first status of the daemon say what waits for the server; a disk that hangs is not waited for.
+    pub(super) fn wait_opened(&self) {
+        if let Some(forward) = &self.forward {
+            forward.wait_opened(OPENED_WITHIN);
+        }
+    }
+
+    /// How batches get to the server, if there is one.
+    pub(super) fn forward_status(&self) -> Option<ForwardStatus> {
+        self.forward.as_ref().map(Monitor::status)
+    }
+
     /// How long samples wait at most, where somebody waits for them.
     pub(super) fn within(&self) -> Option<Duration> {
-        let watched = self.server_watch.as_ref().and_then(|watch| watch.pace.within(Instant::now()));
+        let watched = self.forward.as_ref().and_then(|forward| forward.watch.pace.within(Instant::now()));
         self.bus.within().into_iter().chain(watched).min()
     }
 

@@ -42,10 +42,10 @@ pub fn apply(section: &Entry, sinks: &mut Vec<Configured>) -> Result<(), Complai
 }
 
 fn sink(entry: &Entry) -> Result<Configured, Complaint> {
-    let names: Vec<&str> = SINKS.iter().filter(|spec| spec.open.is_some()).map(|spec| spec.name).collect();
+    let names: Vec<&str> = SINKS.iter().filter(|spec| !spec.has_section).map(|spec| spec.name).collect();
     let spec: &'static SinkSpec =
         SINKS.iter().find(|spec| spec.name == entry.key).ok_or_else(|| unknown(entry, "sinks.", &names))?;
-    if spec.open.is_none() {
+    if spec.has_section {
         let message = format!("sinks.{0}: configure it in the section \"{0}\"", spec.name);
         return Err(Complaint { line: entry.line, message });
     }
@@ -102,7 +102,7 @@ pub fn reference() -> String {
          which `met doctor` and\n`met daemon --status` show. A user's own daemon ignores this section in `/etc/met/met.yaml`.\n\n\
          | key | what | default | meaning |\n| --- | --- | --- | --- |\n",
     );
-    for spec in SINKS.iter().filter(|spec| spec.open.is_some()) {
+    for spec in SINKS.iter().filter(|spec| !spec.has_section) {
         text.push_str(&format!("| `sinks.{}` | options | none | {} |\n", spec.name, spec.help));
         for SinkOption { name, values, default, help, .. } in spec.options {
             let default = if default.is_empty() { "none".to_owned() } else { format!("`{default}`") };
@@ -155,8 +155,7 @@ mod tests {
             expect![[r#"met.yaml:2: unknown key "sinks.stdot"; did you mean "sinks.stdout"?"#]],
         );
         let refused = |yaml: &str| Config::parse(yaml, Path::new("met.yaml")).unwrap_err().to_string();
-        let is_listed = |spec: &&&SinkSpec| spec.open.is_some();
-        let names: Vec<&str> = SINKS.iter().filter(is_listed).map(|spec| spec.name).collect();
+        let names: Vec<&str> = SINKS.iter().filter(|spec| !spec.has_section).map(|spec| spec.name).collect();
         let error =
             format!(r#"met.yaml:2: unknown key "sinks.kafka"; the keys here are {}"#, names.join(", "));
         assert_eq!(refused("sinks:\n  - kafka: {}\n"), error);

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use serde::Deserialize;
 
-use crate::forward::link::{LINE_CHARS_MAX, one_line};
+use crate::link::{LINE_CHARS_MAX, one_line};
 
 pub const PATH: &str = "/_bulk?filter_path=errors,items.*.status,items.*.error.type,items.*.error.reason";
 pub const CONTENT_TYPE: &str = "application/x-ndjson";

@@ -9,10 +9,10 @@ use met_wire::colmet::{LAYOUTS, Record, Value};
 use serde_json::json;
 
 use super::indices::Scheme;
+use crate::clock::now_ns;
 use crate::colmet_records::Gatherer;
 use crate::event::Event;
 use crate::event_json;
-use crate::forward::now_ns;
 
 /// How long an index is written to, for those who remove old ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 
 use super::bulk;
-use crate::forward::link::{Answer, Link};
+use crate::link::{Answer, Link};
 
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 const JSON: &str = "application/json";

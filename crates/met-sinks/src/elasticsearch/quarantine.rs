@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use met_insight::json::time;
 
-use crate::forward::now_ns;
+use crate::clock::now_ns;
 
 const NAME: &str = "quarantine.ndjson";
 /// The one before it, when it was full.

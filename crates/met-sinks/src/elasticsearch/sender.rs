@@ -10,8 +10,8 @@ use met_core::backoff::jittered;
 use super::bulk::{self, CONTENT_TYPE, Document, Fate, PATH, Verdict};
 use super::indices::Indices;
 use super::quarantine::Quarantine;
-use crate::forward::link::Link;
-use crate::forward::spool::{Limits, Oldest, Spool};
+use crate::link::Link;
+use crate::spool::{Limits, Oldest, Spool};
 
 const ANSWER_BYTES_MAX: u64 = 8 << 20;
 const PAUSE_MIN: Duration = Duration::from_secs(1);

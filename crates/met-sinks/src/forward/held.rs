@@ -9,8 +9,8 @@ use met_wire::batch::{Piece, SAMPLES_MAX, Subject};
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 use met_wire::schema;
 
-use super::{CELLS_MAX, NODE_EVERY, SERIES_BYTES_PER_BATCH, TIMES_MAX, samples_in};
-use crate::event::Samples;
+use super::{CELLS_MAX, NODE_EVERY, SERIES_BYTES_PER_BATCH, TIMES_MAX};
+use crate::event::{Samples, samples_in};
 
 /// The series of a batch.
 #[derive(Default)]

@@ -44,13 +44,13 @@ pub struct Interims {
 
 impl Interims {
     /// Holds it for the next batch, if there is news in it.
-    pub fn hold(&mut self, interim: Interim, now: Instant) {
+    pub fn hold(&mut self, interim: &Interim, now: Instant) {
         let sent = self.sent.get(&interim.key);
-        if sent.is_none_or(|sent| sent.is_due(now) || sent.contents != contents(&interim)) {
-            let bytes = json_bytes(&interim);
+        if sent.is_none_or(|sent| sent.is_due(now) || sent.contents != contents(interim)) {
+            let bytes = json_bytes(interim);
             if self.held_bytes + bytes <= HELD_BYTES_MAX {
                 self.held_bytes += bytes;
-                self.held.insert(interim.key.clone(), interim);
+                self.held.insert(interim.key.clone(), interim.clone());
             }
         }
     }
@@ -96,7 +96,7 @@ mod tests {
         let begin = Instant::now();
         let mut sent = |energy_uj, kind, seconds| {
             let now = begin + Duration::from_secs(seconds);
-            interims.hold(interim(energy_uj, kind), now);
+            interims.hold(&interim(energy_uj, kind), now);
             let held = interims.held().len();
             interims.let_go(now);
             held

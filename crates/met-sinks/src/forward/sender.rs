@@ -4,14 +4,15 @@ use std::io;
 use std::time::Duration;
 
 use met_core::backoff::jittered;
-use met_core::node_health::Spool;
+use met_core::node_health;
 use met_wire::acknowledgement::Acknowledgement;
 use met_wire::batch::{self, Header, NodeBatch, PACKED_BYTES_MAX};
 use serde::Deserialize;
 
-use super::link::{Answer, Link};
-use super::spool::Oldest;
-use super::{Inner, Shared, now_ns};
+use super::{Inner, Phase, Shared};
+use crate::clock::now_ns;
+use crate::link::{Answer, Link};
+use crate::spool::{Oldest, Spool};
 
 pub const PATH: &str = "/api/v1/batches";
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -44,7 +45,7 @@ pub(super) fn work(link: &Link, shared: &Shared, own: &Header) {
             Some(Ok(next)) => next,
             Some(Err(error)) => {
                 pause = longer(pause);
-                note(shared, format!("the spool cannot be read: {error}"));
+                note(shared, &format!("the spool cannot be read: {error}"));
                 continue;
             }
             None => return,
@@ -69,7 +70,7 @@ pub(super) fn work(link: &Link, shared: &Shared, own: &Header) {
             Outcome::Later(reason, asked) => {
                 pause = asked.unwrap_or_default().max(longer(pause)).min(LONGEST_PAUSE * 5);
                 waited = true;
-                note(shared, reason);
+                note(shared, &reason);
             }
         }
     }
@@ -110,14 +111,18 @@ pub(super) fn short(id: &str) -> &str {
 fn next(shared: &Shared, pause: Duration) -> Option<io::Result<Oldest>> {
     let mut inner = shared.lock();
     if !pause.is_zero() {
-        let waited = shared.changed.wait_timeout_while(inner, jittered(pause), |inner| !inner.stopping);
+        let is_sending = |inner: &mut Inner| inner.phase == Phase::Sending;
+        let waited = shared.changed.wait_timeout_while(inner, jittered(pause), is_sending);
         inner = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
     }
     loop {
-        if inner.stopping {
+        if inner.phase != Phase::Sending {
             return None;
         }
-        match inner.spool.oldest() {
+        let oldest = inner.spool.oldest();
+        // Unreadable ones were given up.
+        shared.monitor.spool_is(&inner.spool);
+        match oldest {
             Ok(None) => inner = shared.changed.wait(inner).unwrap_or_else(std::sync::PoisonError::into_inner),
             Ok(Some(oldest)) => return Some(Ok(oldest)),
             Err(error) => return Some(Err(error)),
@@ -133,12 +138,10 @@ fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8]) -> Outcome
         ));
     }
     let begin_ns = now_ns();
-    let (offset, left) = {
-        let inner = shared.lock();
-        (inner.status.clock_offset_ns.map(|offset_ns| offset_ns.to_string()), inner.spool.behind(sequence))
-    };
-    let left = left.to_string();
-    let mut headers = vec![("Content-Type", "application/x-met-batch"), (Spool::HEADER, left.as_str())];
+    let offset = shared.monitor.clock_offset_ns().map(|offset_ns| offset_ns.to_string());
+    let left = shared.lock().spool.behind(sequence).to_string();
+    let mut headers =
+        vec![("Content-Type", "application/x-met-batch"), (node_health::Spool::HEADER, left.as_str())];
     headers.extend(offset.as_deref().map(|offset| ("Met-Clock-Offset-Ns", offset)));
     let answer = match link.post(PATH, &headers, bytes, ANSWER_BYTES_MAX) {
         Ok(answer) => answer,
@@ -149,19 +152,14 @@ fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8]) -> Outcome
         (&outcome, serde_json::from_slice::<Acknowledgement>(&answer.body))
     {
         let end_ns = now_ns();
-        let mut inner = shared.lock();
-        let Inner { spool, status, .. } = &mut *inner;
-        status.acknowledged_ns = Some(end_ns);
-        status.last_error = None;
         // The server read its clock between the two.
         let middle_ns = begin_ns + (end_ns - begin_ns) / 2;
-        status.clock_offset_ns = Some(acknowledged.now_ns.saturating_sub(middle_ns));
-        if let Err(error) = spool.acknowledge(sequence) {
+        shared.monitor.acknowledged(end_ns, acknowledged.now_ns.saturating_sub(middle_ns));
+        if let Some(Err(error)) = change(shared, |spool| spool.acknowledge(sequence)) {
             // It is sent once more, and recognised.
-            status.last_error = Some(format!("a sent batch cannot be removed: {error}"));
+            shared.monitor.failed(&format!("a sent batch cannot be removed: {error}"));
         }
-        drop(inner);
-        shared.watch.received(acknowledged.watched);
+        shared.monitor.watch.received(acknowledged.watched);
     }
     outcome
 }
@@ -184,44 +182,50 @@ fn is_refused(answer: &Answer) -> bool {
     serde_json::from_slice::<Never>(&answer.body).is_ok_and(|never| never.refused)
 }
 
+/// Changes the spool, unless another one was opened in its place meanwhile.
+fn change<T>(shared: &Shared, change: impl FnOnce(&mut Spool) -> T) -> Option<T> {
+    let mut inner = shared.lock();
+    let changed = (inner.phase != Phase::Abandoned).then(|| change(&mut inner.spool))?;
+    shared.monitor.spool_is(&inner.spool);
+    Some(changed)
+}
+
 /// A batch that the server never takes is sent again in parts, until what it refuses is alone.
 fn divide(shared: &Shared, sequence: u64, bytes: &[u8], reason: &str) {
     let Ok(Some(parts)) = batch::split(bytes) else { return lay_aside(shared, sequence, reason) };
-    let mut inner = shared.lock();
-    let Inner { spool, status, .. } = &mut *inner;
     let records = parts.iter().map(|part: &NodeBatch| part.records.len()).sum::<usize>();
-    match spool.divide(sequence, parts) {
-        Ok(true) => {
+    match change(shared, |spool| spool.divide(sequence, parts)) {
+        Some(Ok(true)) => {
             tracing::warn!(
                 "the server refuses a batch with {records} records; sent again in parts: {reason}"
             );
         }
-        Ok(false) => {}
-        Err(error) => status.last_error = Some(format!("{reason}; and it cannot be divided: {error}")),
+        Some(Ok(false)) | None => {}
+        Some(Err(error)) => {
+            shared.monitor.failed(&format!("{reason}; and it cannot be divided: {error}"));
+        }
     }
 }
 
 fn lay_aside(shared: &Shared, sequence: u64, reason: &str) {
-    let mut inner = shared.lock();
-    let Inner { spool, status, .. } = &mut *inner;
-    match spool.refuse(sequence) {
-        Ok(Some(aside)) => {
+    match change(shared, |spool| spool.refuse(sequence)) {
+        Some(Ok(Some(aside))) => {
             tracing::error!("batch quarantined as {}: {reason}", aside.display());
-            status.refused_batches += 1;
+            shared.monitor.refused();
         }
         // It was given up meanwhile, because there was no room.
-        Ok(None) => {}
-        Err(error) => status.last_error = Some(format!("{reason}; and it cannot be quarantined: {error}")),
+        Some(Ok(None)) | None => {}
+        Some(Err(error)) => {
+            shared.monitor.failed(&format!("{reason}; and it cannot be quarantined: {error}"));
+        }
     }
 }
 
 /// One line for each new reason.
-fn note(shared: &Shared, reason: String) {
-    let mut inner = shared.lock();
-    if inner.status.last_error.as_ref() != Some(&reason) {
+fn note(shared: &Shared, reason: &str) {
+    if shared.monitor.failed(reason) {
         tracing::warn!("batches wait: {reason}");
     }
-    inner.status.last_error = Some(reason);
 }
 
 /// Whether all that waited for a server is with it now: said once.

@@ -1,15 +1,20 @@
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 
-use met_core::JOB;
 use met_core::job::{JobKey, LOCAL};
+use met_core::series::Series;
+use met_core::{JOB, MISSING};
 use met_wire::batch::{PACKED_BYTES_MAX, Piece, Subject};
 use met_wire::block::{self, BLOCK_SAMPLES_MAX};
 use met_wire::schema;
 use proptest::prelude::*;
 
-use super::spool::Oldest;
 use super::*;
+use crate::bus::{self, Bus};
+use crate::event::Samples;
+use crate::sink::{Configured, Context};
+use crate::spool::Oldest;
 
 /// A catalogue of records that only grows.
 #[derive(Clone, Default)]
@@ -91,9 +96,67 @@ fn plan(folder: &std::path::Path, listener: &TcpListener) -> Plan {
         },
         folder: folder.to_path_buf(),
         limits: Limits { bytes_max: 1 << 20, age_max: Duration::from_secs(3600) },
-        every: Duration::from_millis(50),
         quiet: Duration::from_secs(3600),
         header: Header { node: "n1".to_owned(), ..Header::default() },
+    }
+}
+
+/// A forwarder as a daemon has it: on a bus.
+struct Forwarding {
+    bus: RefCell<Bus>,
+    monitor: Monitor,
+}
+
+fn uplink<O: Outbox + 'static>(
+    plan: Plan,
+    every: Duration,
+    outbox: impl Fn() -> O + Send + Sync + 'static,
+) -> Uplink {
+    let prepare = move || Ok((plan.clone(), Box::new(outbox()) as Box<dyn Outbox>));
+    Uplink { every, monitor: Monitor::default(), prepare: Box::new(prepare) }
+}
+
+impl Forwarding {
+    fn start(plan: Plan, records: Records) -> Forwarding {
+        let forward = Forwarding::open(uplink(plan, Duration::from_millis(50), move || records.clone()));
+        forward.monitor.wait_opened(Duration::from_secs(60));
+        forward
+    }
+
+    fn open(uplink: Uplink) -> Forwarding {
+        let monitor = uplink.monitor.clone();
+        let mut options = Options::default();
+        options.context = Context::new(uplink);
+        let configured = [Configured { spec: &SPEC, options }];
+        Forwarding { bus: RefCell::new(Bus::open(&configured, None, std::path::Path::new("/"))), monitor }
+    }
+
+    fn publish(&self, event: Event) {
+        self.bus.borrow_mut().publish(&event);
+    }
+
+    fn offer(&self, samples: &Arc<Samples>) {
+        self.publish(Event::Samples(Arc::clone(samples)));
+    }
+
+    fn hurry(&self) {
+        self.publish(Event::Ended(Arc::new(record("any"))));
+    }
+
+    fn status(&self) -> Status {
+        self.monitor.status()
+    }
+
+    fn sink_status(&self) -> bus::Status {
+        self.bus.borrow().status().remove(0)
+    }
+
+    fn stop(self) {}
+}
+
+impl Drop for Forwarding {
+    fn drop(&mut self) {
+        self.bus.take().close_within(Duration::from_secs(60));
     }
 }
 
@@ -127,9 +190,9 @@ fn records_and_samples_arrive_once_and_in_order_though_the_server_fails_at_first
     });
     let records = Records::default();
     records.all.lock().unwrap().extend((0..1200).map(|id| record(&id.to_string())));
-    let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
-    forward.offer(&offered(Subject::Job(key("1")), series(0, 10))).unwrap();
-    forward.offer(&offered(Subject::Job(key("1")), series(10_000, 10))).unwrap();
+    let forward = Forwarding::start(plan, records.clone());
+    forward.offer(&offered(Subject::Job(key("1")), series(0, 10)));
+    forward.offer(&offered(Subject::Job(key("1")), series(10_000, 10)));
     until("all arrives", || {
         arrived.lock().unwrap().iter().map(|batch| batch.records.len()).sum::<usize>() >= 1200
             && arrived.lock().unwrap().iter().any(|batch| !batch.pieces.is_empty())
@@ -167,9 +230,9 @@ fn what_could_not_be_sent_waits_for_the_next_daemon() {
     drop(away);
     let records = Records::default();
     records.all.lock().unwrap().push(record("one"));
-    let forward = Forward::start(first, Box::new(records.clone())).unwrap();
+    let forward = Forwarding::start(first, records.clone());
     until("it is spooled", || forward.status().batches_waiting == 1);
-    forward.offer(&offered(Subject::Job(key("1")), series(0, 5))).unwrap();
+    forward.offer(&offered(Subject::Job(key("1")), series(0, 5)));
     forward.stop();
 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -181,7 +244,7 @@ fn what_could_not_be_sent_waits_for_the_next_daemon() {
         kept.lock().unwrap().push(batch);
         answer
     });
-    let forward = Forward::start(second, Box::new(records)).unwrap();
+    let forward = Forwarding::start(second, records);
     until("both arrive", || arrived.lock().unwrap().len() == 2);
     until("nothing waits", || forward.status().batches_waiting == 0);
     let arrived = arrived.lock().unwrap();
@@ -202,16 +265,16 @@ fn the_series_of_the_machine_is_sent_in_longer_pieces() {
         answer
     });
     let records = Records::default();
-    let forward = Forward::start(first, Box::new(records.clone())).unwrap();
+    let forward = Forwarding::start(first, records.clone());
     for from_ms in [0, 10_000] {
-        forward.offer(&offered(Subject::Node("psu 1".into()), series(from_ms, 1))).unwrap();
-        forward.offer(&offered(Subject::Job(key("1")), series(from_ms, 1))).unwrap();
+        forward.offer(&offered(Subject::Node("psu 1".into()), series(from_ms, 1)));
+        forward.offer(&offered(Subject::Job(key("1")), series(from_ms, 1)));
         let samples = from_ms / 10_000 + 1;
         until("the job's arrive", || arrived.lock().unwrap().len() as i64 == samples);
     }
     assert!(arrived.lock().unwrap().iter().all(|piece| piece.subject == Subject::Job(key("1"))));
     forward.stop();
-    let forward = Forward::start(second, Box::new(records)).unwrap();
+    let forward = Forwarding::start(second, records);
     // The first one may be sending it still, and what it sent last comes again if its answer came too late.
     let is_node = |piece: &&Piece| piece.subject == Subject::Node("psu 1".into());
     until("what was held is sent after all", || arrived.lock().unwrap().iter().any(|piece| is_node(&piece)));
@@ -232,7 +295,7 @@ fn a_batch_that_will_never_be_taken_blocks_no_other() {
     });
     let records = Records::default();
     records.all.lock().unwrap().push(record("one"));
-    let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
+    let forward = Forwarding::start(plan, records.clone());
     until("it is refused", || forward.status().refused_batches == 1);
     records.all.lock().unwrap().push(record("two"));
     forward.hurry();
@@ -255,7 +318,7 @@ fn what_a_proxy_refuses_waits() {
     });
     let records = Records::default();
     records.all.lock().unwrap().push(record("one"));
-    let forward = Forward::start(plan, Box::new(records)).unwrap();
+    let forward = Forwarding::start(plan, records);
     until("the batch is taken after all", || forward.status().acknowledged_ns.is_some());
     assert_eq!(forward.status().refused_batches, 0);
 }
@@ -272,7 +335,7 @@ fn an_idle_node_still_reports() {
         kept.lock().unwrap().push(batch);
         answer
     });
-    let forward = Forward::start(plan, Box::new(Records::default())).unwrap();
+    let forward = Forwarding::start(plan, Records::default());
     until("it sends again and again", || arrived.lock().unwrap().len() >= 3);
     forward.stop();
     for batch in arrived.lock().unwrap().iter() {
@@ -289,7 +352,7 @@ fn an_unreachable_server_is_not_sent_more_empty_batches() {
     drop(away);
     let records = Records::default();
     let asked = records.asked.clone();
-    let forward = Forward::start(plan, Box::new(records)).unwrap();
+    let forward = Forwarding::start(plan, records);
     until("there was time for many", || asked.load(std::sync::atomic::Ordering::Relaxed) >= 5);
     assert_eq!(forward.status().batches_waiting, 1);
 }
@@ -308,13 +371,13 @@ fn the_server_gets_the_count_of_dropped_samples() {
     let records = Records::default();
     // While the catalogue is locked no batch is made.
     let held = records.all.lock().unwrap();
-    let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
+    let forward = Forwarding::start(plan, records.clone());
     let mut at_ms = 0;
-    while forward.status().dropped_samples == 0 {
+    while forward.sink_status().dropped == 0 {
         at_ms += 1000;
-        let _ = forward.offer(&offered(Subject::Job(key("1")), series(at_ms, 1)));
+        forward.offer(&offered(Subject::Job(key("1")), series(at_ms, 1)));
     }
-    let lost = forward.status().dropped_samples;
+    let lost = forward.sink_status().dropped * JOB.columns.len() as u64;
     drop(held);
     // The batch in work was begun before; what is in the queue makes another one.
     until("all of it is reported", || *reported.lock().unwrap() == lost);
@@ -335,7 +398,7 @@ fn on_a_full_disk_records_wait_in_the_catalogue() {
         answer
     });
     let records = Records::default();
-    let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
+    let forward = Forwarding::start(plan, records.clone());
     // A folder that is away is made again; this one cannot be.
     std::fs::rename(&spool, folder.path().join("away")).unwrap();
     std::fs::write(&spool, "in the way").unwrap();
@@ -371,8 +434,8 @@ fn a_batch_never_has_more_times_than_a_server_takes() {
         drop(away);
         let records = Records::default();
         records.all.lock().unwrap().push(record("one"));
-        let forward = Forward::start(plan, Box::new(records)).unwrap();
-        zones(count, samples).for_each(|(subject, series)| forward.offer(&offered(subject, series)).unwrap());
+        let forward = Forwarding::start(plan, records);
+        zones(count, samples).for_each(|(subject, series)| forward.offer(&offered(subject, series)));
         forward.stop();
         let mut spool = Spool::open(folder.path()).unwrap();
         let (mut all, mut names) = (0, Vec::new());
@@ -402,7 +465,7 @@ fn a_node_with_nothing_to_send_still_reports() {
         answer
     });
     let records = Records::default();
-    let forward = Forward::start(plan, Box::new(records.clone())).unwrap();
+    let forward = Forwarding::start(plan, records.clone());
     until("it reports", || !arrived.lock().unwrap().is_empty());
     // Looked at again, and found to have nothing to say.
     let asked = || records.asked.load(std::sync::atomic::Ordering::Relaxed);
@@ -455,9 +518,9 @@ proptest! {
         let records = Records::default();
         let made = lengths.iter().enumerate().map(|(id, &(letters, noise))| long_record(id, letters, noise));
         records.all.lock().unwrap().extend(made);
-        let forward = Forward::start(plan, Box::new(records)).unwrap();
+        let forward = Forwarding::start(plan, records);
         for job in 0..jobs {
-            forward.offer(&offered(Subject::Job(key(&job.to_string())), series(0, 2000))).unwrap();
+            forward.offer(&offered(Subject::Job(key(&job.to_string())), series(0, 2000)));
         }
         forward.stop();
         let batches = spooled(folder.path());
@@ -486,8 +549,8 @@ fn what_a_server_never_takes_is_quarantined_alone() {
     });
     let records = Records::default();
     records.all.lock().unwrap().extend(["one", "bad", "two"].map(record));
-    let forward = Forward::start(plan, Box::new(records)).unwrap();
-    forward.offer(&offered(Subject::Job(key("1")), series(0, 10))).unwrap();
+    let forward = Forwarding::start(plan, records);
+    forward.offer(&offered(Subject::Job(key("1")), series(0, 10)));
     until("the others arrive, and their samples", || {
         let arrived = arrived.lock().unwrap();
         let mut names: Vec<&str> =
@@ -522,11 +585,11 @@ fn a_node_that_had_a_wrong_name_sends_what_it_has_under_the_right_one() {
     });
     let records = Records::default();
     records.all.lock().unwrap().push(record("one"));
-    let forward = Forward::start(wrong, Box::new(records.clone())).unwrap();
+    let forward = Forwarding::start(wrong, records.clone());
     until("it is refused", || forward.status().last_error.is_some_and(|error| error.contains("403")));
     forward.stop();
     records.all.lock().unwrap().push(record("two"));
-    let forward = Forward::start(right, Box::new(records)).unwrap();
+    let forward = Forwarding::start(right, records);
     until("both arrive", || arrived.lock().unwrap().iter().flat_map(|batch| &batch.records).count() == 2);
     until("nothing waits", || forward.status().batches_waiting == 0);
     assert_eq!(forward.status().quarantined_batches, 0);
@@ -546,8 +609,8 @@ fn batches_of_the_machine_that_a_state_folder_was_copied_from_are_not_sent() {
     drop(listener);
     let records = Records::default();
     records.all.lock().unwrap().push(record("one"));
-    Forward::start(original, Box::new(records.clone())).unwrap().stop();
-    let forward = Forward::start(copy, Box::new(records)).unwrap();
+    Forwarding::start(original, records.clone()).stop();
+    let forward = Forwarding::start(copy, records);
     until("it is not sent", || forward.status().quarantined_batches == 1);
     forward.stop();
 }
@@ -564,10 +627,10 @@ fn a_change_of_the_machines_health_is_sent_though_nothing_else_is() {
         kept.lock().unwrap().push(batch.header);
         answer
     });
-    let mut forward = Forward::start(plan, Box::new(Records::default())).unwrap();
+    let forward = Forwarding::start(plan, Records::default());
     until("a first sign", || !arrived.lock().unwrap().is_empty());
     let health = NodeHealth { gpus: Some(4), ..NodeHealth::default() };
-    forward.take(&Event::Health(Arc::new(health.clone()))).unwrap();
+    forward.publish(Event::Health(Arc::new(health.clone())));
     until("the change arrives", || arrived.lock().unwrap().last().is_some_and(|last| last.health == health));
     forward.stop();
     let arrived = arrived.lock().unwrap();
@@ -579,7 +642,7 @@ fn a_change_of_the_machines_health_is_sent_though_nothing_else_is() {
 fn a_job_that_is_watched_at_the_server_is_announced_and_sent_sooner() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let plan = Plan { every: Duration::from_secs(3600), ..plan(folder.path(), &listener) };
+    let plan = plan(folder.path(), &listener);
     let arrived: Arc<Mutex<Vec<NodeBatch>>> = Arc::default();
     let kept = Arc::clone(&arrived);
     // What else a server says of its clock and of jobs does no harm.
@@ -591,8 +654,8 @@ fn a_job_that_is_watched_at_the_server_is_announced_and_sent_sooner() {
         kept.lock().unwrap().push(batch);
         (200, format!(r#"{{"sequence": {sequence}, "now_ns": {}, "watched": {watched}}}"#, i64::MIN))
     });
-    let forward = Forward::start(plan, Box::new(Records::default())).unwrap();
-    let (watch, reported) = (forward.server_watch(), Arc::<Mutex<Vec<JobKey>>>::default());
+    let forward = Forwarding::open(uplink(plan, Duration::from_secs(3600), Records::default));
+    let (watch, reported) = (forward.monitor.watch.clone(), Arc::<Mutex<Vec<JobKey>>>::default());
     let (pace, hears) = (Arc::clone(&watch.pace), Arc::clone(&reported));
     watch.tell_with(move |keys| {
         hears.lock().unwrap().extend(keys);
@@ -603,7 +666,7 @@ fn a_job_that_is_watched_at_the_server_is_announced_and_sent_sooner() {
     });
     // It was answered before anybody listened.
     watch.received(vec![key("1")]);
-    forward.offer(&offered(Subject::Job(key("1")), series(0, 5))).unwrap();
+    forward.offer(&offered(Subject::Job(key("1")), series(0, 5)));
     until("samples do not wait for an hour", || {
         arrived.lock().unwrap().iter().any(|batch| !batch.pieces.is_empty())
     });
@@ -611,4 +674,77 @@ fn a_job_that_is_watched_at_the_server_is_announced_and_sent_sooner() {
     assert!(forward.status().last_error.is_none() && !reported.lock().unwrap().is_empty());
     assert!(reported.lock().unwrap().iter().all(|reported| *reported == key("1")));
     forward.stop();
+}
+
+#[test]
+fn how_it_goes_is_known_while_a_batch_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let uplink = uplink(plan(folder.path(), &listener), Duration::from_secs(3600), Records::default);
+    let mut forward = Forward::open(&uplink).unwrap();
+    assert!(forward.take(&Event::Ended(Arc::new(record("one")))).is_ok());
+    let written = forward.shared.lock();
+    assert_eq!(uplink.monitor.status().spool.as_deref(), Some(folder.path()));
+    assert_eq!(uplink.monitor.rows().iter().count(), 1);
+    drop(written);
+}
+
+#[test]
+fn a_spool_that_cannot_be_opened_is_opened_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let spool = folder.path().join("spool");
+    std::fs::write(&spool, "in the way").unwrap();
+    let plan = plan(&spool, &listener);
+    serve(listener, |batch| acknowledge(&batch));
+    let records = Records::default();
+    records.all.lock().unwrap().push(record("one"));
+    let forward = Forwarding::open(uplink(plan, Duration::from_millis(50), move || records.clone()));
+    until("it is reported", || forward.sink_status().state == bus::State::Retrying);
+    assert!(forward.status().last_error.is_some_and(|error| error.contains("spool")));
+    assert_eq!(forward.monitor.rows().iter().count(), 0, "nothing is known of it");
+    std::fs::remove_file(&spool).unwrap();
+    until("the record arrives", || forward.status().acknowledged_ns.is_some());
+    until("it is well", || forward.sink_status().state == bus::State::Running);
+    assert!(forward.status().last_error.is_none());
+}
+
+#[test]
+fn after_a_panic_it_is_opened_again_and_no_record_is_lost() {
+    struct Panics(Records, Arc<std::sync::atomic::AtomicUsize>);
+    impl Outbox for Panics {
+        fn changed_after(&mut self, mark: i64, limit: usize) -> io::Result<Changed> {
+            assert!(self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed) != 2, "on purpose");
+            self.0.changed_after(mark, limit)
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plan = plan(folder.path(), &listener);
+    let arrived: Arc<Mutex<Vec<NodeBatch>>> = Arc::default();
+    let kept = Arc::clone(&arrived);
+    serve(listener, move |batch| {
+        let answer = acknowledge(&batch);
+        kept.lock().unwrap().push(batch);
+        answer
+    });
+    let (records, asked) = (Records::default(), Arc::default());
+    records.all.lock().unwrap().push(record("one"));
+    let from = records.clone();
+    let forward = Forwarding::open(uplink(plan, Duration::from_millis(50), move || {
+        Panics(from.clone(), Arc::clone(&asked))
+    }));
+    let health = NodeHealth { gpus: Some(4), ..NodeHealth::default() };
+    forward.publish(Event::Health(Arc::new(health.clone())));
+    until("it panics", || forward.sink_status().failed > 0);
+    assert!(forward.sink_status().last_error.is_some_and(|error| error.contains("on purpose")));
+    records.all.lock().unwrap().push(record("two"));
+    until("both arrive", || {
+        let arrived = arrived.lock().unwrap();
+        let records = arrived.iter().flat_map(|batch| &batch.records);
+        records.map(|record| record.name.as_str()).collect::<std::collections::BTreeSet<_>>().len() == 2
+    });
+    until("nothing waits", || forward.status().batches_waiting == 0);
+    assert_eq!(arrived.lock().unwrap().last().unwrap().header.health, health, "it is known as before");
+    assert_eq!(forward.status().quarantined_batches, 0, "the files are those of one spool at a time");
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use met_core::backoff::jittered;
 use met_wire::otlp::{self, CONTENT_TYPE, PATH};
 
-use crate::forward::link::{Answer, Link};
+use crate::link::{Answer, Link};
 use crate::sink::Report;
 
 /// Compressed; hours of a busy node.

@@ -9,7 +9,7 @@ use met_config::Failure;
 use met_jobs::cgroup_layouts::colmet_options;
 use met_query::setting::Setting;
 use met_server::colmet::collector;
-use met_sinks::forward::link::{Address, Link};
+use met_sinks::link::{Address, Link};
 use met_sinks::sink::Options;
 use met_sinks::zeromq::Endpoint;
 use met_sinks::{Configured, SINKS, elasticsearch, hdf5};

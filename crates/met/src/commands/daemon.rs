@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use met_sinks::forward::SPEC;
-use met_sinks::forward::link::{self, Address, Link};
+use met_sinks::link::{self, Address, Link};
 
 use crate::cli::DaemonArgs;
 use crate::commands::doctor;

@@ -6,7 +6,7 @@ use anyhow::Result;
 use met_config::Failure;
 use met_query::server_client::own_token;
 use met_query::setting::Setting;
-use met_sinks::forward::link;
+use met_sinks::link;
 
 use crate::output;
 

@@ -157,11 +157,12 @@ mod tests {
         name: "file",
         help: "",
         options: &[],
+        has_section: false,
         interest: |_| Interest {
             kinds: vec![Kind::Started, Kind::Ended, Kind::Samples],
             ..Interest::default()
         },
-        open: Some(|options| Ok(Box::new(ToFile(options.word("path").unwrap_or_default().into())))),
+        open: |options| Ok(Box::new(ToFile(options.word("path").unwrap_or_default().into()))),
     };
 
     /// A line for each event: what, which job, where.
@@ -251,7 +252,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(path).unwrap(), "started 7\n");
     }
     static CLOSED: SinkSpec =
-        SinkSpec { name: "closed", open: Some(|_| Err(SinkError::Failed("closed".to_owned()))), ..TO_FILE };
+        SinkSpec { name: "closed", open: |_| Err(SinkError::Failed("closed".to_owned())), ..TO_FILE };
 
     #[test]
     fn what_a_sink_of_a_server_does_not_take_is_counted() {

@@ -262,9 +262,9 @@ impl Spool {
         self.waiting.len()
     }
 
-    /// How long the oldest batch has waited.
-    pub fn oldest_age(&self) -> Option<Duration> {
-        self.waiting.front().map(|oldest| oldest.made.elapsed().unwrap_or_default())
+    /// When the oldest batch was made.
+    pub fn oldest_made(&self) -> Option<SystemTime> {
+        self.waiting.front().map(|oldest| oldest.made)
     }
 
     /// What waits, as it is on disk.
