@@ -64,7 +64,7 @@ use schedule::Schedule;
 use tick_rows::TickRows;
 use tracked::{Jobs, Tracked};
 
-/// What energy is known by; `node` is what everybody does.
+/// What energy is known by; `node` is what all processes do.
 pub static METERS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     ["node"].into_iter().chain(met_sources::METERS.iter().map(|meter| meter.source.name)).collect()
 });
@@ -197,7 +197,7 @@ impl Sampler {
         }
     }
 
-    /// Somebody asks for the figures of a job; a client that does so again and again watches it.
+    /// A client asks for the figures of a job; a client that does so again and again watches it.
     pub fn note_interest(&mut self, slot: u32) {
         let is_watched = self.jobs.get_mut(&slot).is_some_and(|job| job.age.pacing.ask(clock::boottime_ns()));
         if is_watched {
@@ -464,7 +464,7 @@ impl Sampler {
         self.gpus.gpus.now().map(|gpu| (gpu.clone(), keys(&gpu))).collect()
     }
 
-    /// Reads the meters once more and settles whoever is owed: nobody will be there to do it later.
+    /// Reads the meters once more and settles what jobs are owed: no later tick will do it.
     pub fn settle_now(&mut self) -> Vec<(JobKey, Charged)> {
         // Where no tick came in between, no window is open.
         if self.energy.owes() && self.energy.has_begun() {
@@ -525,7 +525,7 @@ impl Sampler {
         meters.filter_map(|(_, period)| period).max().filter(|_| self.energy.learns_idle())
     }
 
-    /// Nobody looks until the next time.
+    /// No client looks until the next time.
     pub fn end_look_at_rest(&mut self) {
         self.gpus.gpus.pause();
     }

@@ -119,7 +119,7 @@ struct Inner {
     /// How many events may wait.
     queue: usize,
     bytes: usize,
-    /// Samples in lost events that the sink was not told of yet.
+    /// Samples in lost events that were not reported to the sink yet.
     missed_samples: u64,
     closing: bool,
 }

@@ -80,7 +80,7 @@ fn of(bus: &Bus, name: &str) -> Status {
     bus.status().into_iter().find(|status| status.name == name).unwrap()
 }
 
-/// A sink that buffers: it gives up 40 samples, and adds what it is told that it missed.
+/// A sink that buffers: it gives up 40 samples, and adds what it is reported to have missed.
 struct Buffers {
     missed: Sender<u64>,
     dropped: u64,

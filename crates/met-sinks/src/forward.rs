@@ -141,7 +141,7 @@ fn open(options: &Options) -> Opened {
 
 /// What the two threads share.
 struct Shared {
-    /// Held while files are written and read: nobody else may wait for it.
+    /// Held while files are written and read: no other thread may wait for it.
     inner: Mutex<Inner>,
     /// Rung when there is something to send, or nothing more to do.
     changed: Condvar,
@@ -273,7 +273,7 @@ impl Sink for Forward {
         Ok(())
     }
 
-    /// The server is told with the next batch.
+    /// The next batch says so to the server.
     fn missed(&mut self, samples: u64) {
         self.shared.change(|spool| spool.count_dropped(samples));
     }

@@ -259,7 +259,7 @@ impl<'a> Page<'a> {
     }
 }
 
-/// DCGM exporter tells of a part by the GPU that it is cut from and the number of its instance.
+/// DCGM exporter names a part by the GPU that it is cut from and the number of its instance.
 fn gpu_labels(gpu: &HeldGpu) -> [(&str, &str); 6] {
     let whole = if gpu.parent.is_empty() { &gpu.uuid } else { &gpu.parent };
     let index = gpu.index.split('.').next().unwrap_or_default();

@@ -14,7 +14,7 @@ columns! { COLUMNS:
     TIME_LIMIT = Column::gauge("time_limit", Unit::Seconds, NANO, "how long the job may run"),
 }
 
-/// What a resource manager says that a job may use. Nobody says so of a job without one.
+/// What a resource manager says that a job may use. A job without one has none.
 pub static ALLOCATED: Table = Table {
     name: "job_allocated",
     subject: "a job, and what its resource manager gave to it",
@@ -124,7 +124,7 @@ pub fn cells_of(totals: &Totals) -> Vec<i64> {
     cells
 }
 
-/// What is nobody's business without a login.
+/// What is shown to logged-in users alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Person {
     pub name: String,

@@ -194,7 +194,7 @@ pub fn verify_end(made: &Made, record: &mut Record, known: Option<&Record>, peer
 /// Which events a supervisor may pass: another user's only those that are in force. Of other names there is no end,
 /// and each is a series.
 pub fn wanted_events(host: &Host, in_force: &[String], peer: Peer) -> impl Fn(&str) -> bool + use<> {
-    // Names depend on the processor, and what tells it takes a while to read.
+    // Names depend on the processor, and to find out which it is takes a while.
     let events = match in_force {
         [] => Vec::new(),
         _ => perf::events(host, in_force).unwrap_or_default(),

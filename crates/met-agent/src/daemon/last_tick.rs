@@ -243,7 +243,7 @@ impl MetricsCache {
         jobs.version += 1;
     }
 
-    /// The page, written if nobody has asked for it since the last tick.
+    /// The page, written if no client has asked for it since the last tick.
     pub fn page(&self, wanted: Wanted) -> Result<Arc<[u8]>, Old> {
         let now = Arc::clone(&lock(&self.now));
         // Before the first tick there is nothing to be old.

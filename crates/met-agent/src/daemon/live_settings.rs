@@ -258,7 +258,7 @@ impl LiveSettings {
         sampling.set_events(self.asked(), self.options_of_events())
     }
 
-    /// Tells a sampler that knows only what holds for all.
+    /// Sends it to a sampler that knows only what holds for all.
     pub(super) fn send_events(&self, sampling: &Sampling) {
         sampling.send_events(self.asked(), self.options_of_events());
     }

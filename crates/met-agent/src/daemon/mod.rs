@@ -1,4 +1,4 @@
-//! The daemon: samples the jobs of a user, or as root of everybody, and keeps what becomes of them.
+//! The daemon: samples the jobs of a user, or as root of all users, and keeps what becomes of them.
 //!
 //! One thread serves the socket and writes the store, another samples: a slow disk delays no tick. A third
 //! asks the scheduler, where there is one. It never starts a user's process, and jobs go on without it.
@@ -129,7 +129,7 @@ pub fn run(setting: &Setting, place: &Place, auto: bool) -> Result<()> {
         signals,
         in_terminal,
         connections: Connections::new(Limits::of(open_files, place.system)),
-        // One for everybody waits for jobs that others start.
+        // One for all users waits for jobs that others start.
         idle_exit: (auto && !place.system).then_some(setting.config.daemon.idle_exit),
         busy_at: Instant::now(),
         rests: false,
@@ -290,7 +290,7 @@ impl Daemon {
         }
     }
 
-    /// How long nothing needs to be done unless somebody asks.
+    /// How long nothing needs to be done unless a client asks.
     fn timeout(&self) -> Option<Duration> {
         let is_blocked = self.service.sampling.is_blocked();
         if self.connections.has_waiting(!is_blocked) {
@@ -548,7 +548,7 @@ impl Daemon {
             self.admit(Connection::new(stream, peer));
             late = self.post.accept();
         }
-        // The HTTP listener asks this thread, which answers no more: its requests end now and keep nobody waiting.
+        // The HTTP listener asks this thread, which answers no more: its requests end now and keep no client waiting.
         self.dismiss(|connection| connection.peer.pid == std::process::id());
         if let Some(http) = self.http.take() {
             http.stop();

@@ -87,7 +87,7 @@ impl PerfCgroups {
         }
     }
 
-    /// Tells a sampler that knows of none of the directories.
+    /// Sends all directories to a sampler that knows none of them.
     pub(super) fn send_to(&self, sampling: &Sampling) {
         for (key, perf_cgroup) in &self.by_job {
             sampling.count_in(key, perf_cgroup.path().to_path_buf());

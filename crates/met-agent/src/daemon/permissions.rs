@@ -114,7 +114,7 @@ table! {
     Ended       b"x--x" b"x--x",
     // A user's own daemon finds it in the user's files.
     Timed       b"x--x" b"----",
-    // Operators see what everybody does, and change nothing.
+    // Operators see the jobs of all users, and change nothing.
     Jobs        b"x-xx" b"x--x",
     Find        b"x-xx" b"x--x",
     FindAfter   b"x-xx" b"x--x",
@@ -160,7 +160,7 @@ impl Row {
         }
         match role() {
             Role::Owner => Access { own: cells.owner, others: cells.owner },
-            // Among the jobs of a user's daemon there is none of anybody else.
+            // A user's daemon has no jobs of other users.
             Role::User => Access { own: system && cells.owner, others: cells.other },
             Role::Operator => Access { own: system && cells.owner, others: cells.operator },
             Role::Root => Access { own: system && cells.owner, others: cells.root },

@@ -174,7 +174,7 @@ impl Groups {
         (!is_managed || self.has_jobs()).then_some(!is_managed)
     }
 
-    /// Tells a sampler that knows of none of the processes of groups.
+    /// Sends all processes of groups to a sampler that knows none of them.
     pub(super) fn send_to(&self, sampling: &Sampling) {
         for (id, followed) in self.jobs.iter().filter(|(_, followed)| !followed.counts_by_cgroup) {
             let members = self.grouping.group(*id).into_iter().flat_map(|group| &group.members);

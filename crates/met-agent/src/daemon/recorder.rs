@@ -97,7 +97,7 @@ impl Recorder {
         }
     }
 
-    /// Completes the record of a job that ended while nobody looked.
+    /// Completes the record of a job that ended while no daemon ran.
     pub(super) fn fill_as_last_known(&self, record: &mut Record) {
         let series = self.writer.series(&record.key).unwrap_or_else(|_| Series::new(&met_core::JOB));
         let last_ns = series.times_ms.last().map(|&last_ms| last_ms * 1_000_000);
@@ -286,7 +286,7 @@ impl Recorder {
         self.keep_charged(live.into_iter().filter(|(_, live)| !live.gpus.is_empty()), registry);
     }
 
-    /// What running jobs were charged so far, and their peaks, in case nobody sees their end.
+    /// What running jobs were charged so far, and their peaks, in case their end is missed.
     pub(super) fn keep_charged(&mut self, live: impl Iterator<Item = (JobKey, Live)>, registry: &Registry) {
         let records: Vec<Record> = live
             .filter_map(|(key, live)| {

@@ -31,7 +31,7 @@ use met_query::react::{self, Actor};
 use met_query::sample_more::SamplesMore;
 use met_query::viewer::Viewer;
 
-/// A list of so many jobs fits a screen that somebody watches. A longer one is read by a program, or counted.
+/// A list of so many jobs fits a screen that a person watches. A longer one is read by a program, or counted.
 const WATCHED_JOBS_MAX: usize = 100;
 
 /// Users whose jobs may have the same id and time.

@@ -207,7 +207,7 @@ impl Known for InUse<'_> {
 }
 
 impl Reservations {
-    /// An id for a user's next job. While the store cannot be written to, one that tells the client to take an id of
+    /// An id for a user's next job. While the store cannot be written to, one that makes the client take an id of
     /// the user's own range: a daemon that is restarted would give a shared one again.
     pub(super) fn reserve(
         &mut self,

@@ -98,8 +98,7 @@ impl Sampling {
         Ok(sampling)
     }
 
-    /// Starts the thread, or another one in its place: whoever takes orders from the channel of before is told
-    /// nothing more. It opens the sources itself, since that may hang, too.
+    /// Starts the thread, or another one in its place: the earlier channel gets no more orders. It opens the sources itself, since that may hang, too.
     pub(super) fn begin(
         &mut self,
         host: Host,
@@ -249,7 +248,7 @@ impl Sampling {
         self.order(move |worker| worker.sampler.set_cadence(cadence));
     }
 
-    /// Somebody asks for the figures of jobs.
+    /// A client asks for the figures of jobs.
     pub(super) fn note_interest(&self, keys: Vec<JobKey>) {
         self.orders.offer(Box::new(move |worker| {
             for slot in keys.iter().filter_map(|key| worker.slots.get(key)) {
@@ -684,7 +683,7 @@ mod tests {
 
     #[test]
     fn a_sampler_that_does_not_answer_is_given_up() {
-        // Nobody takes orders here, and the channel is open: as if a tick did not come to its end.
+        // No thread takes orders here, and the channel is open: as if a tick did not come to its end.
         let (orders, _never_read) = orders::queue();
         let sampling = without_thread(orders);
         sampling.stuck.set(true);

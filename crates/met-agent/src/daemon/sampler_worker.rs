@@ -50,7 +50,7 @@ pub struct Drained {
     pub ended: Vec<(JobKey, Sampled)>,
 }
 
-/// What was taken out for somebody who had given up waiting: it is for the next one.
+/// What was taken out for a caller that had given up waiting: it is for the next one.
 #[derive(Default)]
 pub(super) struct Undelivered {
     pub drained: Drained,

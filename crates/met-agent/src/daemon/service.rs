@@ -144,11 +144,11 @@ impl Service {
         Ok(service)
     }
 
-    /// Jobs that began before this daemon did: sampled on if they still run, lost if nobody waits for them.
+    /// Jobs that began before this daemon did: sampled on if they still run, lost if no supervisor waits for them.
     fn take_up_running(&mut self) -> Result<()> {
         let live = jobs::JobsFilter { states: vec![State::Running, State::Suspended], ..Default::default() };
         let live = self.recorder.writer.jobs(&live.to_store())?;
-        // What only a scheduler tells of runs elsewhere.
+        // What only a scheduler reports runs elsewhere.
         for mut record in live.into_iter().filter(|record| record.local.is_some()) {
             if process_groups::is_plain(&record) {
                 match &mut self.discovery.groups {
@@ -164,7 +164,7 @@ impl Service {
             }
             jobs::settle(&self.host, &mut record);
             let in_terminal = record.local.as_ref().is_some_and(|local| local.origin == Origin::Time);
-            // Of a job in a terminal its user's own commands tell the end. Who is lost is found out as later on.
+            // The end of a job in a terminal is reported by its user's own commands. Lost jobs are found as later on.
             if !in_terminal {
                 self.watch(record);
             } else if record.state == State::Lost && self.recorder.writer.has_no_pending_end(&record.key) {
@@ -406,7 +406,7 @@ impl Service {
         }
     }
 
-    /// Somebody is in the job now who can be asked who it is.
+    /// The job has a process now, which can be asked what it is.
     pub(super) fn identify(&mut self, job: u64) {
         self.discovery.identify(job);
         self.ask_who_is_due();
@@ -559,7 +559,7 @@ impl Service {
         emitting.take_factors(writer, &self.settings.config, &self.sampling);
     }
 
-    /// Tells the sampler which factor holds now, if that is another one.
+    /// Sends the sampler the factor that holds now, if that is another one.
     pub fn follow_factor(&mut self) {
         self.recorder.emitting.follow(&self.settings.config, &self.sampling);
     }

@@ -88,7 +88,7 @@ impl Outputs {
         }
     }
 
-    /// Tells the sampling thread of jobs that are watched at the server, from now on.
+    /// Informs the sampling thread of jobs that are watched at the server, from now on.
     pub(super) fn tell_watched(&self, sampling: &Sampling) {
         if let Some(Monitor { watch, .. }) = &self.forward {
             let pace = Arc::clone(&watch.pace);
@@ -108,7 +108,7 @@ impl Outputs {
         self.forward.as_ref().map(Monitor::status)
     }
 
-    /// How long samples wait at most, where somebody waits for them.
+    /// How long samples wait at most, where a client waits for them.
     pub(super) fn within(&self) -> Option<Duration> {
         let watched = self.forward.as_ref().and_then(|forward| forward.watch.pace.within(Instant::now()));
         self.bus.within().into_iter().chain(watched).min()

@@ -244,7 +244,7 @@ impl Connection {
             return true;
         }
         let mut chunk = [0; 64 << 10];
-        // From everybody else the kernel delivers no descriptors.
+        // From other users the kernel delivers no descriptors.
         let read = match self.job.is_some() && self.received.is_none() {
             true => {
                 let mut descriptors = Vec::new();

@@ -1,4 +1,4 @@
-//! Samples that the sampler holds and nobody has written yet: replies add them to what is stored, and write nothing.
+//! Samples that the sampler holds and that are not written yet: replies add them to what is stored, and write nothing.
 
 use std::collections::HashMap;
 

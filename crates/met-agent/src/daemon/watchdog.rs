@@ -231,7 +231,7 @@ impl Sampling {
         begun.is_ok()
     }
 
-    /// Tells the next thread of a job, as the next daemon would.
+    /// Announces a job to the next thread, as the next daemon would.
     pub(super) fn send_job(&self, record: &Record, recorder: &Recorder) {
         let before = recorder.series_before(&record.key);
         match recorder.writer.get(&record.key) {

@@ -1,4 +1,4 @@
-//! A file that never answers is a pipe into which nobody writes.
+//! A file that never answers is a pipe into which no process writes.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ impl Machine {
         std::fs::rename(pipe, self.path(name)).unwrap();
     }
 
-    /// Who waits for the pipe is answered, and so is everybody after him.
+    /// Who waits for the pipe is answered, and so are all after it.
     fn answer(&self, name: &str, text: &str) {
         std::fs::rename(self.path(name), self.path("pipe")).unwrap();
         self.put(name, text);
@@ -245,7 +245,7 @@ fn what_needs_no_sampler_is_answered_while_the_thread_is_kept() {
     let Ok(Reply::Jobs(jobs)) = met_query::protocol::read_frame(&mut jobs) else { panic!("no jobs") };
     assert!(jobs[0].totals.get(CPU).is_some(), "as last known: {:?}", jobs[0]);
     drop(gone);
-    // Nobody spins until the sampler answers.
+    // No thread spins until the sampler answers.
     assert!(daemon.service.sampling.is_blocked());
     assert_eq!(daemon.timeout(), Some(super::super::RETRY_EVERY));
     assert_eq!(daemon.poll().connections[..2], [false, false], "a hang-up is seen to later");

@@ -8,7 +8,7 @@ use met_host::Host;
 
 use met_jobs::{Members, processes};
 
-/// The process that waits for a container of Podman or CRI-O; it has left the tree of whoever started it.
+/// The process that waits for a container of Podman or CRI-O; it has left the tree of the process that started it.
 const MONITOR: &[u8] = b"conmon";
 /// In the name of every cgroup of a container of these engines.
 const OF_CONTAINER: &str = "libpod-";

@@ -103,7 +103,7 @@ impl SampledGpus {
         self.keep_samples((now_ns + unix_offset_ns) / 1_000_000);
     }
 
-    /// A GPU's own series is stored once, whoever uses it; one that no job holds has none.
+    /// A GPU's own series is stored once for all jobs; one that no job holds has none.
     fn keep_samples(&mut self, time_ms: i64) {
         const KEPT: [usize; 5] =
             [device::UTILIZATION, device::MEMORY_USED, device::POWER, device::TEMPERATURE, device::CLOCK];

@@ -16,7 +16,7 @@ use super::membership::Membership;
 use super::tracked::{Jobs, Tracked};
 use crate::passed_counters::PassedCounters;
 
-/// More names tell no more.
+/// More names add nothing.
 const NAMED_MAX: usize = 5;
 
 /// Events of one job with series of their own, and of its supervisor.
@@ -81,7 +81,7 @@ impl JobEvents {
         self.read_passed(time_ms);
     }
 
-    /// Reads the supervisor's counters, and lets them go where somebody else needs them.
+    /// Reads the supervisor's counters, and lets them go where another reader needs them.
     pub(super) fn read_passed(&mut self, time_ms: i64) {
         let mut passed = std::mem::take(&mut self.passed);
         for one in &mut passed {

@@ -33,7 +33,7 @@ pub(super) struct Idle {
 
 /// What decides, beside the job itself, whether processes are left out.
 pub(super) struct Around {
-    /// Whether disks moved little, and nobody asks for the jobs.
+    /// Whether disks moved little, and no client asks for the jobs.
     pub may_wait: bool,
     /// Whether exit records are received. Otherwise what a process did since it was last read is lost with it.
     pub hears_ends: bool,

@@ -1,4 +1,4 @@
-//! What the last tick knows, copied for others: whoever asks later costs no tick anything.
+//! What the last tick knows, copied for others: later requests cost no tick anything.
 
 use std::collections::HashMap;
 

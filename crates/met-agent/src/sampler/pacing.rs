@@ -28,7 +28,7 @@ pub(super) struct Pacing {
     pub(super) look: Look,
     changed_ns: Option<i64>,
     asked_ns: Option<i64>,
-    /// The last request of somebody who watches it; later than now where it is to be sampled like that for longer.
+    /// The last request of a client that watches it; later than now where it is to be sampled like that for longer.
     watched_ns: Option<i64>,
     compared: Option<Compared>,
     /// For so long it may still be sampled at the shortest interval because of changes.
@@ -95,7 +95,7 @@ impl Pacing {
         };
     }
 
-    /// Somebody asked for it. Whether it is watched since then.
+    /// A client asked for it. Whether it is watched since then.
     pub(super) fn ask(&mut self, now_ns: i64) -> bool {
         let past_ns = self.asked_ns.map(|before_ns| now_ns.saturating_sub(before_ns).max(0));
         let asked = Asked::after(past_ns.map(|past_ns| Duration::from_nanos(past_ns as u64)));
@@ -108,7 +108,7 @@ impl Pacing {
         asked == Asked::Again
     }
 
-    /// Somebody else knows that it is watched, for this long. Whether it was not before.
+    /// It is watched elsewhere, for this long. Whether it was not before.
     pub(super) fn watch(&mut self, now_ns: i64, for_ns: i64) -> bool {
         let is_new = self.watched_ns.is_none_or(|at_ns| now_ns - at_ns >= WATCHED_FOR_NS);
         let at_ns = now_ns.saturating_add(for_ns.max(0)).saturating_sub(WATCHED_FOR_NS);

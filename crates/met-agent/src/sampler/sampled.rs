@@ -87,7 +87,7 @@ impl Sampled {
         let Some(local) = &record.local else { return Sampled::default() };
         let mut running = Running::new(i64::MAX, PEAK_SPAN_MS);
         series.each_row(|time_ms, cells| running.push(time_ms, cells));
-        // Nobody saw its end.
+        // Its end was missed.
         let profile = Profile { missed: true, ..met_jobs::job_cgroup::profile(local) };
         Sampled { live: Live::of(&running, profile), ..Sampled::default() }
     }

@@ -38,7 +38,7 @@ impl Sleeper {
     fn script(&self, sm: u32, memory: u64) {
         let process = format!("process 0 pid={} memory={memory} sm={sm}\n", self.child.id());
         let fresh = self.folder.path().join("script.new");
-        // Nobody else is on the GPU.
+        // No other job is on the GPU.
         let script = SCRIPT.replace("util=90", &format!("util={sm}"));
         std::fs::write(&fresh, format!("{script}{process}")).unwrap();
         std::fs::rename(fresh, self.folder.path().join("script")).unwrap();
@@ -407,7 +407,7 @@ fn all_energy_of_a_job_is_that_of_its_gpus_and_of_the_rest_at_every_moment() {
     assert!(series.columns[ENERGY][last] >= series.columns[GPU_ENERGY][last]);
     drop(first);
 
-    // Nobody wrote what it did with its GPUs: what was sampled of it is known.
+    // What it did with its GPUs was not written: what was sampled of it is known.
     let mut second = sampler_of_energy(&job, &host);
     let slot = second.add(&record).unwrap();
     second.recall(slot, &series);

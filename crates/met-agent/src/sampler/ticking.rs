@@ -15,7 +15,7 @@ use super::membership::Membership;
 use super::tracked::{AsRead, Jobs, Tracked};
 use super::{Sampler, events, idling, largest_processes, logging, nesting};
 
-/// Beyond so many jobs the extra readings would cost more than they tell.
+/// Beyond so many jobs the extra readings would cost more than they are worth.
 const EARLY_JOBS_MAX: usize = 16;
 /// So few processes and cgroups may be read in full each time: a quarter of a millisecond.
 const FEW_TARGETS: usize = 32;
@@ -332,7 +332,7 @@ impl Sampler {
         }
     }
 
-    /// Between slow ticks a CPU file and a memory file of each job tell enough, unless processes are all
+    /// Between slow ticks a CPU file and a memory file of each job are enough, unless processes are all
     /// there is of a job, or it is new, or they are few.
     fn cgroups_suffice(&self, now_ns: i64) -> bool {
         let suffices = |job: &Tracked| match job.age.pacing.look {
@@ -404,7 +404,7 @@ impl Sampler {
         });
     }
 
-    /// Takes in what its processes did since the last tick and left to nobody who is read.
+    /// Takes in what its processes did since the last tick and left to no process that is read.
     pub(super) fn look_a_last_time(&mut self, slot: u32) {
         if !self.departures.is_listening() {
             return;

@@ -47,7 +47,7 @@ pub struct ServerWatch {
 }
 
 impl ServerWatch {
-    /// Tells watched jobs to this one from now on.
+    /// Passes watched jobs to this one from now on.
     pub fn tell_with(&self, tell: impl Fn(Vec<JobKey>) + Send + 'static) {
         *lock(&self.tell) = Some(Box::new(tell));
     }

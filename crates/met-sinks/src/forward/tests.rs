@@ -664,7 +664,7 @@ fn a_job_that_is_watched_at_the_server_is_announced_and_sent_sooner() {
     until("the first batch is there", || {
         forward.status().batches_waiting == 0 && !arrived.lock().unwrap().is_empty()
     });
-    // It was answered before anybody listened.
+    // It was answered before there was a listener.
     watch.received(vec![key("1")]);
     forward.offer(&offered(Subject::Job(key("1")), series(0, 5)));
     until("samples do not wait for an hour", || {

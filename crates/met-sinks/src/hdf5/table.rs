@@ -140,7 +140,7 @@ impl Table {
         Ok(rows)
     }
 
-    /// Adds a row that `put` writes: over zeros, or over a row of before, as it is told.
+    /// Adds a row that `put` writes: over zeros, or over a row of before; its second argument says which.
     pub fn add(&mut self, put: impl FnOnce(&mut [u8], bool)) {
         self.buffer.add(put);
     }

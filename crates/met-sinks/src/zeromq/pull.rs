@@ -70,7 +70,7 @@ impl Listener {
                 bail!("another process listens at {}", path.display());
             }
         }
-        // Bound under another name and renamed: it has its mode before anybody finds it.
+        // Bound under another name and renamed: it has its mode before any process finds it.
         let mut fresh = path.as_os_str().to_owned();
         fresh.push(format!(".{}", std::process::id()));
         let fresh = PathBuf::from(fresh);

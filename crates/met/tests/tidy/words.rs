@@ -269,10 +269,6 @@ fn what_users_read_is_in_usual_words() {
 const ODD_IN_COMMENTS: &[&str] =
     &["anybody", "everybody", "nobody", "somebody", "tell", "tells", "told", "whoever"];
 
-/// Where comments still have some of them; shorten this list.
-const COMMENTS_TO_REWRITE: &[&str] =
-    &["crates/met-agent/src/daemon/", "crates/met-agent/src/sampler", "crates/met-sinks/"];
-
 /// The comments of a file, those behind code included, each with its line. A `//` in a literal looks like one.
 fn comments(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let begin =
@@ -282,26 +278,19 @@ fn comments(text: &str) -> impl Iterator<Item = (usize, &str)> {
 
 #[test]
 fn comments_name_the_user_or_program_that_is_meant() {
-    let (mut seen, mut odd, mut unused) = (0, Vec::new(), COMMENTS_TO_REWRITE.to_vec());
+    let (mut seen, mut odd) = (0, Vec::new());
     for (path, text) in sources() {
         let name = path.strip_prefix(root()).unwrap().display().to_string();
         // This test has an example.
         for (line, comment) in comments(&text).filter(|_| !name.ends_with("tests/tidy/words.rs")) {
             seen += 1;
             let lower = without_names(comment).to_lowercase();
-            let Some(word) = ODD_IN_COMMENTS.iter().find(|word| occurrences(&lower, word).next().is_some())
-            else {
-                continue;
-            };
-            match COMMENTS_TO_REWRITE.iter().find(|folder| name.starts_with(**folder)) {
-                Some(folder) => unused.retain(|other| other != folder),
-                None => odd.push(format!("{name}:{line}: {word:?}: {comment}")),
-            }
+            let word = ODD_IN_COMMENTS.iter().find(|word| occurrences(&lower, word).next().is_some());
+            odd.extend(word.map(|word| format!("{name}:{line}: {word:?}: {comment}")));
         }
     }
     assert!(seen > 5_000, "only {seen} comments found: the search is broken");
     assert!(odd.is_empty(), "{} odd comments:\n{}", odd.len(), odd.join("\n"));
-    assert!(unused.is_empty(), "these are clean, leave them out of the list: {unused:?}");
 }
 
 #[test]
