@@ -59,8 +59,8 @@ pub struct Draft<'a> {
     pub env: Vec<(OsString, OsString)>,
 }
 
-/// The daemons that a detached job may belong to, asked what holds there. To wake them up takes longer than what they do:
-/// it happens while the job is put together.
+/// The daemons that a detached job may belong to, greeted before it is put together: to wake one up takes longer than what
+/// it does.
 pub struct AskedDaemons {
     system: Result<BegunGreeting, Unreachable>,
     /// Asked at once where there is no system daemon.
@@ -69,7 +69,7 @@ pub struct AskedDaemons {
 
 impl AskedDaemons {
     pub fn ask(setting: &Setting) -> AskedDaemons {
-        let system = setting.greet_system_daemon(&Request::InForce);
+        let system = setting.greet_system_daemon();
         let own = (!is_for_system(&system)).then(|| setting.greet_user_daemon(&Request::InForce));
         AskedDaemons { system, own }
     }
@@ -79,18 +79,15 @@ impl AskedDaemons {
 pub fn assign(setting: &Setting, draft: Draft, asked: Option<AskedDaemons>) -> Result<Assignment> {
     let name = job_name(draft.name, &draft.command, &setting.config.jobs.layouts)?;
     let detached = draft.origin != Origin::Time;
-    let (mut system, held, own) = match asked.or_else(|| detached.then(|| AskedDaemons::ask(setting))) {
+    let (mut system, own) = match asked.or_else(|| detached.then(|| AskedDaemons::ask(setting))) {
         Some(AskedDaemons { system, own }) => {
-            let (system, held) = match setting.system_daemon_answer(system) {
-                Ok((client, held)) => (Ok(client), held),
-                Err(error) => (Err(error), None),
-            };
+            let system = setting.greeted_system_daemon(system);
             let late = || (!is_for_system(&system)).then(|| setting.greet_user_daemon(&Request::InForce));
             let own = own.or_else(late);
-            (system, held, own)
+            (system, own)
         }
-        None if draft.keep => (setting.system_daemon_for_start(), None, None),
-        None => (Err(Unreachable::Absent), None, None),
+        None if draft.keep => (setting.system_daemon_for_start(), None),
+        None => (Err(Unreachable::Absent), None),
     };
     let id = if draft.keep { reserve(setting, !detached, &mut system)? } else { 0 };
     let now_ns = clock::realtime_ns();
@@ -121,7 +118,7 @@ pub fn assign(setting: &Setting, draft: Draft, asked: Option<AskedDaemons>) -> R
     if draft.keep && !detached {
         make_room(setting, id, &record)?;
     }
-    let events = if detached { events_of_daemon(setting, held, own) } else { None };
+    let events = if detached { events_of_daemon(setting, &mut system, own) } else { None };
     Ok(Assignment {
         record,
         inbox: draft.keep.then(|| setting.user.clone()),
@@ -154,15 +151,15 @@ fn make_room(setting: &Setting, id: u64, record: &Record) -> Result<()> {
     })
 }
 
-/// The events that the daemon counts in jobs; its file may be another one than that of this command. `held`: what the
-/// system daemon answered; the user's own daemon is asked only if the job is not the system daemon's.
+/// The events that the daemon counts in jobs; its file may be another one than that of this command. The user's own daemon
+/// was asked before, while other things were done, if the job is not the system daemon's.
 fn events_of_daemon(
     setting: &Setting,
-    held: Option<Reply>,
+    system: &mut Result<Client, Unreachable>,
     own: Option<Result<BegunGreeting, Unreachable>>,
 ) -> Option<Vec<String>> {
     let reply = match own {
-        None => held,
+        None => system.as_mut().ok().and_then(|system| system.call(&Request::InForce).ok()),
         Some(Err(Unreachable::Absent)) => {
             // The daemon that is about to start has no terminal to say it on.
             if let Some(error) = listening::refusal(setting, &setting.user) {

@@ -100,8 +100,8 @@ pub struct BegunGreeting {
     client: Client,
     socket: PathBuf,
     deadline: Instant,
-    /// The version that introduced the request that was sent with it.
-    request_since: u32,
+    /// The version that introduced the request that was sent with it, if one was.
+    request_since: Option<u32>,
 }
 
 pub struct Client {
@@ -147,22 +147,23 @@ impl Client {
     }
 
     /// The same without waiting for the answer, and with a first request in the same message: one round trip for both, in
-    /// which the caller does something else. A daemon too old for the request hangs up, and is greeted again without it.
-    pub fn begin_for_start(socket: &Path, first: &Request) -> Result<BegunGreeting, Unreachable> {
+    /// which the caller does something else. Only for the user's own daemon, which is replaced if it has another version:
+    /// a system daemon of another version gets nothing but a greeting.
+    pub fn begin_for_start(socket: &Path, first: Option<&Request>) -> Result<BegunGreeting, Unreachable> {
         Client::begin(socket, GREETS_START_WITHIN, first)
     }
 
-    fn begin(socket: &Path, within: Duration, first: &Request) -> Result<BegunGreeting, Unreachable> {
+    fn begin(socket: &Path, within: Duration, first: Option<&Request>) -> Result<BegunGreeting, Unreachable> {
         let deadline = Instant::now() + within;
         let mut client = Client::connect_by(socket, deadline)?;
         let mut said = Vec::new();
         let hello = Request::Hello(Hello::ours(true));
-        for request in [&hello, first] {
+        for request in [Some(&hello), first].into_iter().flatten() {
             write_frame(&mut said, request).map_err(Unreachable::Failed)?;
         }
         // A daemon that refuses the connection may have closed it: its reply says why.
         let _ = client.stream.write_all(&said);
-        let request_since = handshake::introduced(first);
+        let request_since = first.map(handshake::introduced);
         Ok(BegunGreeting { client, socket: socket.to_owned(), deadline, request_since })
     }
 
@@ -244,13 +245,14 @@ impl Client {
 }
 
 impl BegunGreeting {
-    /// Waits for the greeting and for the answer. The answer is `None` from a daemon that
-    /// refuses it or is too old to know the request.
+    /// Waits for the greeting and for the answer. The answer is `None` without a request, and from a daemon that refuses it
+    /// or is too old to know it.
     pub fn answered(mut self) -> Result<(Client, Option<Reply>), Unreachable> {
         self.client.set_timeout(left_until(self.deadline)).map_err(Unreachable::Failed)?;
         let greeting = self.client.reply();
         let mut client = self.client.greeted(greeting)?;
-        if self.request_since > client.protocol {
+        let Some(request_since) = self.request_since else { return Ok((client, None)) };
+        if request_since > client.protocol {
             // An older daemon hangs up on it.
             return Ok((Client::connect_for_start(&self.socket)?, None));
         }
@@ -438,7 +440,7 @@ mod tests {
         });
         // A generous limit: a slow machine is not a hung daemon.
         let outcome =
-            Client::begin(&socket, ANSWERS_WITHIN, &Request::InForce).and_then(BegunGreeting::answered);
+            Client::begin(&socket, ANSWERS_WITHIN, Some(&Request::InForce)).and_then(BegunGreeting::answered);
         answering.join().unwrap();
         outcome
     }

@@ -137,22 +137,23 @@ impl Setting {
         self.reach.system.once(Report::Warn, || Client::connect_for_start(&self.system.socket()))
     }
 
-    /// The same with a first request, and without waiting for the answer.
-    pub fn greet_system_daemon(&self, first: &Request) -> Result<BegunGreeting, Unreachable> {
-        Client::begin_for_start(&self.system.socket(), first)
+    /// The same without waiting for the answer.
+    pub fn greet_system_daemon(&self) -> Result<BegunGreeting, Unreachable> {
+        Client::begin_for_start(&self.system.socket(), None)
     }
 
     /// Its answer.
-    pub fn system_daemon_answer(
+    pub fn greeted_system_daemon(
         &self,
         begun: Result<BegunGreeting, Unreachable>,
-    ) -> Result<(Client, Option<Reply>), Unreachable> {
-        self.reach.system.once(Report::Warn, || begun.and_then(BegunGreeting::answered))
+    ) -> Result<Client, Unreachable> {
+        let answered = || begun.and_then(BegunGreeting::answered).map(|(client, _)| client);
+        self.reach.system.once(Report::Warn, answered)
     }
 
     /// Asks the user's own daemon for a job that is about to start.
     pub fn greet_user_daemon(&self, first: &Request) -> Result<BegunGreeting, Unreachable> {
-        self.connect_own(|socket| Client::begin_for_start(socket, first))
+        self.connect_own(|socket| Client::begin_for_start(socket, Some(first)))
     }
 
     /// Its answer.

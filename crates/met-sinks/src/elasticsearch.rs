@@ -219,9 +219,10 @@ pub fn check_credentials(path: &str) -> Result<(), String> {
 
 /// The value of the header. Nothing of a file is shown.
 fn authorization(options: &Options) -> Result<Option<String>, String> {
-    let first_line = |name: &str| {
+    let first_line = |name: &str, what: &str| {
         let Some(path) = options.word(name) else { return Ok(None) };
-        let lines = private_lines(Path::new(path)).map_err(|error| error.to_string())?;
+        let unread = |error| format!("{error}; its first line must be {what}");
+        let lines = private_lines(Path::new(path)).map_err(unread)?;
         let is_text = |line: &String| !line.bytes().any(|byte| byte.is_ascii_control());
         lines
             .into_iter()
@@ -230,7 +231,7 @@ fn authorization(options: &Options) -> Result<Option<String>, String> {
             .map(Some)
             .ok_or_else(|| format!("{path}: its first line is empty"))
     };
-    match (first_line("credentials_file")?, first_line("api_key_file")?) {
+    match (first_line("credentials_file", "USER:PASSWORD")?, first_line("api_key_file", "the key")?) {
         (None, None) => Ok(None),
         (Some(_), Some(_)) => Err("credentials_file and api_key_file exclude each other".to_owned()),
         (Some(user), None) if user.contains(':') => {

@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use crate::{Options, SourceSpec};
 
-const YES_OR_NO: &str = "`yes` or `no`";
-
 /// An option of one source: the key `sources.SOURCE.NAME` of the configuration file.
 #[derive(Debug)]
 pub struct SourceOption {
@@ -17,6 +15,8 @@ pub struct SourceOption {
     /// As it would be written; empty where there is none.
     pub default: &'static str,
     pub help: &'static str,
+    /// Other ways to write a value, each with the one that is kept.
+    spellings: &'static [(&'static str, &'static str)],
     /// Another option of this source without which it cannot be used.
     pub needs: Option<&'static str>,
     pub check: fn(&str) -> Result<(), String>,
@@ -24,7 +24,15 @@ pub struct SourceOption {
 
 impl SourceOption {
     pub(crate) const fn text(name: &'static str, help: &'static str) -> SourceOption {
-        SourceOption { name, values: "text", default: "", help, needs: None, check: |_| Ok(()) }
+        SourceOption {
+            name,
+            values: "text",
+            default: "",
+            help,
+            spellings: &[],
+            needs: None,
+            check: |_| Ok(()),
+        }
     }
 
     pub(crate) const fn path(name: &'static str, help: &'static str) -> SourceOption {
@@ -44,7 +52,10 @@ impl SourceOption {
             "yes" | "true" | "no" | "false" => Ok(()),
             _ => Err(format!("{text:?} is not yes or no")),
         };
-        SourceOption { values: YES_OR_NO, default, check, ..SourceOption::text(name, help) }
+        // YAML reads a bare yes as true.
+        let spellings = &[("true", "yes"), ("false", "no")];
+        let values = "`yes` or `no`";
+        SourceOption { values, default, spellings, check, ..SourceOption::text(name, help) }
     }
 
     pub(crate) const fn checked(self, check: fn(&str) -> Result<(), String>) -> SourceOption {
@@ -72,12 +83,8 @@ impl Choice {
     /// Sets an option of the source.
     pub fn set(&mut self, option: &SourceOption, text: &str) -> Result<(), String> {
         (option.check)(text)?;
-        // YAML reads a bare yes as true.
-        let text = match (option.values, text) {
-            (YES_OR_NO, "true") => "yes",
-            (YES_OR_NO, "false") => "no",
-            _ => text,
-        };
+        let kept = option.spellings.iter().find(|(written, _)| *written == text);
+        let text = kept.map_or(text, |(_, kept)| kept);
         match text == option.default {
             true => self.values.remove(option.name),
             false => self.values.insert(option.name, text.to_owned()),

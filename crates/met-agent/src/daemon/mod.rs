@@ -517,9 +517,8 @@ impl Daemon {
         self.rests = is_quiet;
     }
 
-    /// Whether the machine is read without jobs, too, for those who read the page.
     fn ticks_at_rest(&self) -> bool {
-        self.is_idle() && self.http.is_some()
+        self.is_idle() && self.service.sampling.ticks_at_rest
     }
 
     fn is_idle(&self) -> bool {

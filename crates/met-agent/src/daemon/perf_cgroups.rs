@@ -58,17 +58,17 @@ impl PerfCgroups {
     pub(super) fn follow(
         &mut self,
         host: &Host,
-        standing: &LiveSettings,
+        settings: &LiveSettings,
         registry: &Registry,
         sampling: &Sampling,
         writer: &mut Writer,
     ) {
         // Energy may be split by what the processor counts.
-        let for_all = standing.config.energy.weight.event().is_some();
-        if self.by_job.is_empty() && !for_all && !standing.asks_for_events() {
+        let for_all = settings.config.energy.weight.event().is_some();
+        if self.by_job.is_empty() && !for_all && !settings.asks_for_events() {
             return;
         }
-        let asked = |key: &JobKey| for_all || standing.asks_for_events_of(key);
+        let asked = |key: &JobKey| for_all || settings.asks_for_events_of(key);
         let wanted = |key: &JobKey| registry.jobs.contains_key(key) && asked(key);
         let before = self.by_job.len();
         let kept = std::mem::take(&mut self.by_job);

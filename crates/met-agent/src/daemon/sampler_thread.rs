@@ -74,6 +74,8 @@ pub struct Sampling {
     /// Its ticks take longer than the main thread waits.
     is_slow: Cell<bool>,
     published: Arc<Published>,
+    /// The machine is read without jobs, too: for a page or for sinks.
+    pub(super) ticks_at_rest: bool,
     pub(super) watchdog: Watchdog,
     /// Of counters that supervisors pass, also of those that a blocked thread holds.
     pub(super) counter_budget: Budget,
@@ -92,13 +94,23 @@ impl Sampling {
         let watchdog = Watchdog::new(config.sampling.shortest());
         let (stuck, delay, is_slow) = (Cell::new(false), Cell::new(None), Cell::new(false));
         let counter_budget = Budget::of_process();
-        let mut sampling =
-            Sampling { orders, thread: None, stuck, delay, is_slow, published, watchdog, counter_budget };
+        let mut sampling = Sampling {
+            orders,
+            thread: None,
+            stuck,
+            delay,
+            is_slow,
+            published,
+            ticks_at_rest: false,
+            watchdog,
+            counter_budget,
+        };
         sampling.begin(host, config, metrics_cache, ticker)?;
         Ok(sampling)
     }
 
-    /// Starts the thread, or another one in its place: the earlier channel gets no more orders. It opens the sources itself, since that may hang, too.
+    /// Starts the thread, or another one in its place: the earlier channel gets no more orders. It opens the sources
+    /// itself, since that may hang, too.
     pub(super) fn begin(
         &mut self,
         host: Host,
@@ -120,11 +132,13 @@ impl Sampling {
         self.stuck.set(false);
         self.delay.set(None);
         self.is_slow.set(false);
+        let ticks_at_rest = metrics_cache.is_some() || ticker.is_some();
+        self.ticks_at_rest = ticks_at_rest;
         let work = move || {
             options.heartbeat.begin();
             let mut sampler = Sampler::with(host, config.sampling.shortest(), &config, &options);
             sampler.set_cadence(config.sampling.cadence());
-            if metrics_cache.is_some() || ticker.is_some() {
+            if ticks_at_rest {
                 sampler.watch_node();
             }
             Worker::new(sampler, published).work(
@@ -598,6 +612,7 @@ mod tests {
             delay: Cell::new(None),
             is_slow: Cell::new(false),
             published: Arc::default(),
+            ticks_at_rest: false,
             watchdog: Watchdog::new(Duration::from_secs(1)),
             counter_budget: Budget::of_process(),
         }

@@ -108,8 +108,7 @@ pub struct Closing<'a> {
     pub uncounted: Option<Caveat>,
 }
 
-/// Closes a job: its totals from what was counted and what was sampled, each as good as both together are. A second time
-/// changes nothing.
+/// Closes a job: its totals from what was counted and what was sampled, each as good as both together are.
 pub fn close(totals: &mut Totals, closing: &Closing<'_>) {
     let processes = closing.seen.get(PROCESSES).max(totals.get(PROCESSES));
     complete(totals, closing.seen, closing.ends);

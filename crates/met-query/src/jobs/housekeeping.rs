@@ -51,12 +51,8 @@ pub fn tidy(setting: &Setting, ended: &Record) {
         return;
     }
     let until = Instant::now() + TIDY_FOR;
-    let Some((mut writer, has_more)) = import_until(state, &setting.host, Some(until)) else { return };
-    // Each command leaves one job in the inbox and imports as many as fit: some command finds it empty, and goes on.
-    if has_more || Instant::now() >= until {
-        return;
-    }
-    retain_daily(&mut writer, setting, until);
+    let Some(mut writer) = import_until(state, &setting.host, Some(until)) else { return };
+    retain_daily(&mut writer, state, &setting.config.storage);
     let left = until.saturating_duration_since(Instant::now()).min(UPGRADE_FOR);
     if !left.is_zero()
         && let Err(error) = writer.complete_lists(left)
@@ -67,23 +63,17 @@ pub fn tidy(setting: &Setting, ended: &Record) {
 
 /// Takes what is in the inbox into the store. Who writes is a daemon, or does the same: it is not waited for.
 pub fn import_unless_locked(state: &Path, host: &Host) -> Option<Writer> {
-    import_until(state, host, None).map(|(writer, _)| writer)
+    import_until(state, host, None)
 }
 
-/// The same until this time, and at least one job. True with the writer if more is left.
-fn import_until(state: &Path, host: &Host, until: Option<Instant>) -> Option<(Writer, bool)> {
+/// The same until this time, and at least one job.
+fn import_until(state: &Path, host: &Host, until: Option<Instant>) -> Option<Writer> {
     let mut writer = Writer::open(state).ok()?;
-    let has_more = match import_some(&mut writer, state, host, &HashSet::new(), until) {
-        Ok(imported) => {
-            imported.left.iter().for_each(|cgroup| note_cgroup(state, cgroup));
-            imported.has_more
-        }
-        Err(error) => {
-            tracing::warn!("{error:#}");
-            false
-        }
-    };
-    Some((writer, has_more))
+    match import_some(&mut writer, state, host, &HashSet::new(), until) {
+        Ok(imported) => imported.left.iter().for_each(|cgroup| note_cgroup(state, cgroup)),
+        Err(error) => tracing::warn!("{error:#}"),
+    }
+    Some(writer)
 }
 
 /// How long a system daemon that refuses an end is asked to take it.
@@ -154,23 +144,21 @@ pub fn open_writer(state: &Path) -> Result<Writer, StoreError> {
     }
 }
 
-/// Old jobs and samples, once a day: on a machine without a daemon nothing else bounds them. Old samples are thinned until
-/// this time.
-fn retain_daily(writer: &mut Writer, setting: &Setting, until: Instant) {
-    let mark = setting.user.state.join("retained");
+/// Old jobs and samples, once a day and however long it takes: on a machine without a daemon nothing else bounds them.
+fn retain_daily(writer: &mut Writer, state: &Path, storage: &Storage) {
+    let mark = state.join("retained");
     let age =
         std::fs::metadata(&mark).and_then(|mark| mark.modified()).ok().and_then(|time| time.elapsed().ok());
     if age.is_some_and(|age| age < RETAIN_EVERY) {
         return;
     }
-    let result = writer.retain(&retention(&setting.config.storage), now_ns()).map_err(anyhow::Error::from);
+    let result = writer.retain(&retention(storage), now_ns()).map_err(anyhow::Error::from);
     let result = result.and_then(|retained| {
         log_removed(&retained);
         if retained.jobs_removed > 0 {
             forget_reactions(writer, now_ns())?;
         }
-        let left = until.saturating_duration_since(Instant::now());
-        Ok(thin_for(writer, &setting.config.storage, left.min(THIN_FOR)).map(drop)?)
+        Ok(thin(writer, storage).map(drop)?)
     });
     if let Err(error) = result.and_then(|()| Ok(std::fs::write(&mark, "")?)) {
         tracing::warn!("old jobs could not be removed: {error:#}");
@@ -190,11 +178,7 @@ pub fn thinning(storage: &Storage) -> [Thinning; 2] {
 
 /// Thins old samples for a moment; true when something is left to do.
 pub fn thin(writer: &mut Writer, storage: &Storage) -> Result<bool, StoreError> {
-    thin_for(writer, storage, THIN_FOR)
-}
-
-fn thin_for(writer: &mut Writer, storage: &Storage, time: Duration) -> Result<bool, StoreError> {
-    met_store::thin(writer, &thinning(storage), &met_sources::catalogue(), now_ns(), time)
+    met_store::thin(writer, &thinning(storage), &met_sources::catalogue(), now_ns(), THIN_FOR)
 }
 
 /// Logs what was removed, and whose it was.
@@ -298,22 +282,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_imports_what_fits_and_at_least_one_job() {
+    fn a_command_imports_what_fits_and_at_least_one_job_and_old_jobs_go_all_the_same() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("proc")).unwrap();
         let (host, state) = (Host::at(root.path()).unwrap(), root.path().join("state"));
         std::fs::create_dir(&state).unwrap();
         for number in 1..=3 {
-            let end = met_core::sample::full(number, "x");
+            let mut end = met_core::sample::full(number, "x");
+            end.end_ns = Some(now_ns() - i64::from(number == 1) * 3_600_000_000_000);
             JobDir::claim(&state, u64::from(number)).unwrap().write_end(&end).unwrap();
         }
-        let import = |until: Option<Instant>| import_until(&state, &host, until).unwrap().1;
+        let import = |until: Option<Instant>| import_until(&state, &host, until).unwrap();
         let pending = || inbox::pending_ends(&state, &HashSet::new());
-        assert!(import(Some(Instant::now())), "more is left");
+        let mut writer = import(Some(Instant::now()));
         assert_eq!(pending(), 2);
-        assert!(import(Some(Instant::now())));
+        let storage = Storage { keep: Duration::from_secs(60), ..Storage::default() };
+        let stored = |writer: &Writer| writer.jobs(&met_store::Filter::default()).unwrap().len();
+        assert_eq!(stored(&writer), 3, "those in the inbox, too");
+        retain_daily(&mut writer, &state, &storage);
+        assert_eq!((stored(&writer), pending()), (2, 2));
+        retain_daily(&mut writer, &state, &Storage { keep: Duration::ZERO, ..storage });
+        assert_eq!(stored(&writer), 2, "once a day");
+        drop(writer);
         import(None);
         assert_eq!(pending(), 0);
-        assert!(!import(Some(Instant::now())), "there is nothing left");
     }
 }

@@ -39,11 +39,11 @@ pub fn run(setting: &Setting, args: RunArgs, standby: Option<Standby>) -> Result
         return Err(Failure::usage(format!("--cwd {}: {why}", cwd.display())));
     }
     let (annotation, env) = (annotation(args.lineage.as_deref())?, parse_env(&args.env)?);
-    let asked = AskedDaemons::ask(setting);
     let path = env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
     let path = path.or_else(|| std::env::var_os("PATH"));
     let program = launch::find_program(&args.command, path.as_deref(), &cwd)?;
     let (program, command) = executed(&args, program)?;
+    let asked = AskedDaemons::ask(setting);
     let stem = args.name.clone().unwrap_or_else(|| base_name(&args.command[0]));
     let outputs = Outputs::open(&args, &here, &cwd, &stem)?;
     let draft = Draft {
