@@ -210,10 +210,10 @@ impl Forward {
         let (plan, outbox) = prepare()?;
         let link = Link::open(&plan.address)
             .map_err(|error| SinkError::Failed(format!("forward: {}", error.message(ALLOW_PLAIN))))?;
-        let spool =
+        let mut spool =
             Spool::open(&plan.folder).map_err(|error| later(error, &plan.folder.display().to_string()))?;
         let own = Header { run: spool.id().to_owned(), ..plan.header.clone() };
-        monitor.opened(link.url(), &plan.folder, &spool);
+        monitor.opened(link.url(), &plan.folder, &mut spool);
         let inner = Mutex::new(Inner { spool, phase: Phase::Sending });
         let shared = Arc::new(Shared { inner, changed: Condvar::new(), monitor: monitor.clone() });
         let (sending, url) = (Arc::clone(&shared), link.url().to_owned());

@@ -106,7 +106,14 @@ impl Monitor {
         Report { dropped, failure: progress.failure.take(), is_retrying, wake: Some(wake) }
     }
 
-    pub(super) fn opened(&self, url: &str, folder: &Path, spool: &Spool) {
+    /// The spool knows the drops of earlier daemons, which are no news, and those of this one up to its newest batch.
+    pub(super) fn opened(&self, url: &str, folder: &Path, spool: &mut Spool) {
+        if self.was_opened() {
+            let dropped = self.lock().status.dropped_samples;
+            spool.count_dropped(dropped.saturating_sub(spool.dropped_samples()));
+        } else {
+            self.lock().reported_dropped = spool.dropped_samples();
+        }
         self.spool_is(spool);
         let mut progress = self.lock();
         let status = &mut progress.status;
@@ -114,6 +121,10 @@ impl Monitor {
         (status.last_error, status.spool_error) = (None, None);
         progress.is_tried = true;
         self.shared.1.notify_all();
+    }
+
+    pub(super) fn was_opened(&self) -> bool {
+        self.lock().status.spool.is_some()
     }
 
     pub(super) fn not_opened(&self, why: String) {

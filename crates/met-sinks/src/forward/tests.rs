@@ -385,6 +385,27 @@ fn the_server_gets_the_count_of_dropped_samples() {
 }
 
 #[test]
+fn drops_of_earlier_daemons_are_no_news_and_the_count_never_falls() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut earlier = Spool::open(folder.path()).unwrap();
+    earlier.count_dropped(100);
+    let plan = plan(folder.path(), &listener);
+    earlier.put(&mut NodeBatch { header: plan.header.clone(), ..NodeBatch::default() }, 0).unwrap();
+    let uplink = uplink(plan, Duration::from_secs(3600), Records::default);
+    let reported = |forward: &mut Forward| forward.report().unwrap().dropped;
+    let mut forward = Forward::open(&uplink).unwrap();
+    assert_eq!((reported(&mut forward), uplink.monitor.status().dropped_samples), (0, 100));
+    forward.missed(7);
+    drop(forward);
+    // No batch knows of the seven.
+    let mut forward = Forward::open(&uplink).unwrap();
+    assert_eq!((reported(&mut forward), uplink.monitor.status().dropped_samples), (7, 107));
+    forward.missed(1);
+    assert_eq!((reported(&mut forward), uplink.monitor.status().dropped_samples), (1, 108));
+}
+
+#[test]
 fn on_a_full_disk_records_wait_in_the_catalogue() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
