@@ -118,6 +118,8 @@ struct Inner {
     events: VecDeque<Event>,
     /// How many events may wait.
     queue: usize,
+    /// Whether starts and ends are no loss.
+    has_records: bool,
     bytes: usize,
     /// Samples in lost events that were not reported to the sink yet.
     missed_samples: u64,
@@ -125,12 +127,15 @@ struct Inner {
 }
 
 impl Inner {
-    fn new(name: &str, queue: usize) -> Inner {
+    fn new(name: &str, &Interest { queue, has_records, .. }: &Interest) -> Inner {
         let (status, events) = (Status::new(name), VecDeque::new());
-        Inner { status, events, queue, bytes: 0, missed_samples: 0, closing: false }
+        Inner { status, events, queue, has_records, bytes: 0, missed_samples: 0, closing: false }
     }
 
     fn lose(&mut self, event: &Event) {
+        if self.has_records && matches!(event.kind(), Kind::Started | Kind::Ended) {
+            return;
+        }
         self.status.lose(event);
         self.missed_samples += event.samples();
     }
@@ -141,11 +146,13 @@ impl Inner {
         Some(event)
     }
 
-    /// Drops what is queued, and says how many events that were.
-    fn lose_rest(&mut self) -> usize {
-        let rest: Vec<Event> = std::iter::from_fn(|| self.pop()).collect();
-        rest.iter().for_each(|event| self.lose(event));
-        rest.len()
+    /// Drops what is queued, and says how many events are lost by that.
+    fn lose_rest(&mut self) -> u64 {
+        let before = self.status.dropped;
+        while let Some(event) = self.pop() {
+            self.lose(&event);
+        }
+        self.status.dropped - before
     }
 
     fn push(&mut self, event: Event) {
@@ -163,8 +170,8 @@ impl Inner {
 }
 
 impl Shared {
-    fn new(name: &str, queue: usize) -> Arc<Shared> {
-        Arc::new(Shared { inner: Mutex::new(Inner::new(name, queue)), ready: Condvar::new() })
+    fn new(name: &str, interest: &Interest) -> Arc<Shared> {
+        Arc::new(Shared { inner: Mutex::new(Inner::new(name, interest)), ready: Condvar::new() })
     }
 
     fn tell_missed(&self, sink: &mut dyn Sink) {
@@ -219,6 +226,15 @@ impl Lane {
         let inner = self.shared.lock();
         let is_behind = inner.events.len() > inner.queue / 8 || inner.bytes > QUEUE_BYTES_MAX / 8;
         is_behind && inner.status.state == State::Running && self.thread.is_some()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.shared.lock().status.state == State::Failed
+    }
+
+    /// Whether events are published to it. What a failed sink misses is counted, unless it is not lost with it.
+    fn is_offered(&self) -> bool {
+        !(self.interest.has_records && self.has_failed())
     }
 
     /// Waits until its sink is closed, and no longer than this.
@@ -282,7 +298,7 @@ impl Bus {
 
     /// Adds a sink with a queue and a thread, in which it is opened, and opened again after an error.
     pub fn add(&mut self, name: &str, interest: Interest, open: impl Fn() -> Opened + Send + 'static) {
-        let shared = Shared::new(name, interest.queue);
+        let shared = Shared::new(name, &interest);
         let worker = Worker {
             shared: Arc::clone(&shared),
             open: Box::new(open),
@@ -312,7 +328,7 @@ impl Bus {
     /// Whether an event of this kind is worth being made.
     pub fn wants(&self, kind: Kind) -> bool {
         self.hub.as_ref().is_some_and(|hub| hub.wants(kind))
-            || self.lanes.iter().any(|lane| lane.interest.kinds.contains(&kind))
+            || self.lanes.iter().any(|lane| lane.interest.kinds.contains(&kind) && lane.is_offered())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -321,8 +337,7 @@ impl Bus {
 
     /// How soon sinks that take any want samples.
     pub fn within(&self) -> Option<Duration> {
-        let takes = |lane: &&Lane| lane.shared.lock().status.state != State::Failed;
-        self.lanes.iter().filter(takes).filter_map(|lane| lane.interest.within).min()
+        self.lanes.iter().filter(|lane| !lane.has_failed()).filter_map(|lane| lane.interest.within).min()
     }
 
     /// For the sampling thread; `None` if no sink wants rows of ticks.
@@ -341,7 +356,7 @@ impl Bus {
         if let Some(hub) = &self.hub {
             hub.publish(event);
         }
-        for lane in self.lanes.iter().filter(|lane| lane.interest.wants(event)) {
+        for lane in self.lanes.iter().filter(|lane| lane.interest.wants(event) && lane.is_offered()) {
             lane.shared.offer(event.clone());
         }
     }
@@ -467,10 +482,7 @@ impl Worker {
     /// It takes nothing any more.
     fn fail(self, error: &SinkError) {
         self.shared.set_state(State::Failed, Some(error));
-        let mut inner = self.shared.lock();
-        while let Some(event) = inner.pop() {
-            inner.lose(&event);
-        }
+        self.shared.lock().lose_rest();
     }
 
     /// Waits for an event, or until a sink without one has something to do.

@@ -284,6 +284,30 @@ fn a_sink_that_has_failed_stays_so_and_what_it_misses_is_counted() {
     bus.close();
 }
 
+#[test]
+fn a_sink_that_reads_records_elsewhere_loses_no_end_and_gets_nothing_once_it_has_failed() {
+    let mut bus = Bus::default();
+    let (taken, _received) = channel();
+    let fails: Behaviour = Arc::new(|event| match event.kind() {
+        Kind::Interim => Err(SinkError::Failed("bad token".to_owned())),
+        _ => Err(SinkError::Lost("away".to_owned())),
+    });
+    bus.add("outbox", Interest { has_records: true, ..interest(&[]) }, move || {
+        Ok(Box::new(Puppet { taken: taken.clone(), behaviour: Arc::clone(&fails) }))
+    });
+    bus.publish(&ended(1));
+    until("it did not take the end", || of(&bus, "outbox").failed == 1);
+    assert!(bus.wants(Kind::Ended) && bus.wants(Kind::Interim));
+    bus.publish(&interim(1));
+    until("it has failed", || of(&bus, "outbox").state == State::Failed);
+    assert!(!bus.wants(Kind::Ended) && !bus.wants(Kind::Interim), "nothing is made for it");
+    [ended(2), interim(2)].iter().for_each(|event| bus.publish(event));
+    let status = of(&bus, "outbox");
+    assert_eq!((status.state, status.dropped, status.dropped_ends), (State::Failed, 1, 0));
+    assert!(status.dropped_jobs.is_empty());
+    bus.close();
+}
+
 /// A sink whose first attempts to be opened end so.
 fn opened_later(bus: &mut Bus, attempts: usize, wrong: fn() -> Opened) -> Receiver<String> {
     let ((taken, received), left) = (channel(), AtomicUsize::new(attempts));
@@ -355,7 +379,7 @@ fn a_sink_that_hangs_delays_no_other_and_ends_of_jobs_have_room_after_samples() 
 
 #[test]
 fn bytes_are_bounded_too() {
-    let mut inner = Inner::new("x", QUEUE);
+    let mut inner = Inner::new("x", &Interest::default());
     let mut record = sample::bare(1, "x");
     record.command = vec!["a".repeat(QUEUE_BYTES_MAX / 3)];
     let event = Event::Ended(Arc::new(record));

@@ -121,7 +121,7 @@ pub trait Outbox: Send {
 fn interest(options: &Options) -> Interest {
     let kinds = vec![Kind::Started, Kind::Ended, Kind::Interim, Kind::Samples, Kind::Health];
     let within = options.context.get().map(|uplink: &Uplink| uplink.every);
-    Interest { kinds, within, queue: QUEUE, is_timed: true, ..Interest::default() }
+    Interest { kinds, within, queue: QUEUE, is_timed: true, has_records: true, ..Interest::default() }
 }
 
 fn open(options: &Options) -> Opened {

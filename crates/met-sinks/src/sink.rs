@@ -61,11 +61,20 @@ pub struct Interest {
     pub queue: usize,
     /// It has work to do without any event, so after an error it is opened again without one.
     pub is_timed: bool,
+    /// It reads records of jobs elsewhere: starts and ends only hurry it, and none is lost with them.
+    pub has_records: bool,
 }
 
 impl Default for Interest {
     fn default() -> Interest {
-        Interest { kinds: Vec::new(), tables: Vec::new(), within: None, queue: QUEUE, is_timed: false }
+        Interest {
+            kinds: Vec::new(),
+            tables: Vec::new(),
+            within: None,
+            queue: QUEUE,
+            is_timed: false,
+            has_records: false,
+        }
     }
 }
 
