@@ -127,7 +127,12 @@ fn interest(options: &Options) -> Interest {
 fn open(options: &Options) -> Opened {
     let uplink: Option<&Uplink> = options.context.get();
     let uplink = uplink.ok_or_else(|| SinkError::Failed("there is no server to send to".to_owned()))?;
-    match Forward::open(uplink) {
+    // Settings that were right once may be again.
+    let later = |error| match error {
+        SinkError::Failed(why) if uplink.monitor.was_opened() => SinkError::Retry(why),
+        error => error,
+    };
+    match Forward::open(uplink).map_err(later) {
         Ok(forward) => Ok(Box::new(forward)),
         Err(error) => {
             uplink.monitor.not_opened(match &error {
@@ -171,10 +176,7 @@ impl Shared {
     }
 
     fn end(&self, phase: Phase) {
-        let mut inner = self.lock();
-        if inner.phase == Phase::Sending {
-            inner.phase = phase;
-        }
+        self.lock().phase = phase;
         self.changed.notify_all();
     }
 
@@ -291,8 +293,13 @@ impl Sink for Forward {
 }
 
 impl Drop for Forward {
+    /// Without having been closed, it has panicked: what it held is lost.
     fn drop(&mut self) {
-        self.shared.end(Phase::Abandoned);
+        if self.shared.lock().phase == Phase::Sending {
+            self.shared.change(|spool| spool.count_dropped(self.held.samples()));
+            self.shared.monitor.interrupted();
+            self.shared.end(Phase::Abandoned);
+        }
     }
 }
 
@@ -362,6 +369,7 @@ impl Forward {
         if let Err(error) = self.shared.change(|spool| spool.make_room(&self.limits, SystemTime::now())) {
             self.shared.monitor.spooled(Some(error.to_string()));
         }
+        self.shared.monitor.made();
         self.made = Instant::now();
         self.due = self.made + self.every;
     }

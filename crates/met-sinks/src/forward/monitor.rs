@@ -55,6 +55,8 @@ struct Progress {
     oldest_made: Option<SystemTime>,
     /// Since the last report.
     failure: Option<String>,
+    /// It panicked, and has not made batches since.
+    is_interrupted: bool,
     /// Dropped samples of earlier reports.
     reported_dropped: u64,
 }
@@ -102,11 +104,13 @@ impl Monitor {
         let mut progress = self.lock();
         let dropped = progress.status.dropped_samples.saturating_sub(progress.reported_dropped);
         progress.reported_dropped += dropped;
-        let is_retrying = progress.status.last_error.is_some() || progress.status.spool_error.is_some();
+        let Progress { status, is_interrupted, .. } = &*progress;
+        let is_retrying = *is_interrupted || status.last_error.is_some() || status.spool_error.is_some();
         Report { dropped, failure: progress.failure.take(), is_retrying, wake: Some(wake) }
     }
 
-    /// The spool knows the drops of earlier daemons, which are no news, and those of this one up to its newest batch.
+    /// The spool restores the drops up to its newest batch: at the first opening those of earlier daemons, which are not
+    /// reported again; later this daemon knows of more.
     pub(super) fn opened(&self, url: &str, folder: &Path, spool: &mut Spool) {
         if self.was_opened() {
             let dropped = self.lock().status.dropped_samples;
@@ -132,6 +136,16 @@ impl Monitor {
         progress.status.last_error = Some(why);
         progress.is_tried = true;
         self.shared.1.notify_all();
+    }
+
+    /// It panicked and will be opened again. Until it has made batches its lane shows the panic.
+    pub(super) fn interrupted(&self) {
+        self.lock().is_interrupted = true;
+    }
+
+    /// What was due is on disk, or the error of the spool says why not.
+    pub(super) fn made(&self) {
+        self.lock().is_interrupted = false;
     }
 
     /// After every change of the spool.

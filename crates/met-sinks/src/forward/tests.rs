@@ -397,12 +397,60 @@ fn drops_of_earlier_daemons_are_no_news_and_the_count_never_falls() {
     let mut forward = Forward::open(&uplink).unwrap();
     assert_eq!((reported(&mut forward), uplink.monitor.status().dropped_samples), (0, 100));
     forward.missed(7);
+    for subject in [Subject::Job(key("1")), Subject::Node(String::new())] {
+        assert!(forward.take(&Event::Samples(offered(subject, series(0, 1)))).is_ok());
+    }
     drop(forward);
-    // No batch knows of the seven.
+    // No batch knows of the seven, nor of what was held.
+    let lost = 7 + 2 * JOB.columns.len() as u64;
     let mut forward = Forward::open(&uplink).unwrap();
-    assert_eq!((reported(&mut forward), uplink.monitor.status().dropped_samples), (7, 107));
+    assert_eq!((reported(&mut forward), uplink.monitor.status().dropped_samples), (lost, 100 + lost));
     forward.missed(1);
-    assert_eq!((reported(&mut forward), uplink.monitor.status().dropped_samples), (1, 108));
+    assert_eq!((reported(&mut forward), uplink.monitor.status().dropped_samples), (1, 101 + lost));
+}
+
+#[test]
+fn what_an_abandoned_sender_hears_is_not_said_of_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (plan, (asked, is_asked), (reply, replies)) =
+        (plan(folder.path(), &listener), std::sync::mpsc::channel(), std::sync::mpsc::channel::<()>());
+    serve(listener, move |_| {
+        asked.send(()).unwrap();
+        let _ = replies.recv();
+        (409, r#"{"error": "a state folder was copied"}"#.to_owned())
+    });
+    let uplink = uplink(plan, Duration::from_secs(3600), Records::default);
+    let mut forward = Forward::open(&uplink).unwrap();
+    forward.idle().unwrap();
+    is_asked.recv_timeout(Duration::from_secs(60)).unwrap();
+    let sending = Arc::clone(&forward.shared);
+    drop(forward);
+    drop(reply);
+    until("its thread has ended", || Arc::strong_count(&sending) == 1);
+    assert_eq!(uplink.monitor.status().last_error, None);
+    assert!(uplink.monitor.report(Instant::now()).is_retrying, "it is to be opened again");
+}
+
+#[test]
+fn settings_that_were_right_once_are_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (plan, wrong) = (plan(folder.path(), &listener), Arc::new(Mutex::new(true)));
+    let is_wrong = Arc::clone(&wrong);
+    let prepare: Box<dyn Fn() -> Prepared + Send + Sync> =
+        Box::new(move || match *is_wrong.lock().unwrap() {
+            true => Err(SinkError::Failed("no token".to_owned())),
+            false => Ok((plan.clone(), Box::new(Records::default()))),
+        });
+    let mut options = Options::default();
+    let every = Duration::from_secs(3600);
+    options.context = Context::new(Uplink { every, monitor: Monitor::default(), prepare });
+    assert!(matches!(open(&options), Err(SinkError::Failed(_))));
+    *wrong.lock().unwrap() = false;
+    drop(open(&options).expect("it is opened"));
+    *wrong.lock().unwrap() = true;
+    assert!(matches!(open(&options), Err(SinkError::Retry(_))));
 }
 
 #[test]
