@@ -132,16 +132,8 @@ fn open(options: &Options) -> Opened {
         SinkError::Failed(why) if uplink.monitor.was_opened() => SinkError::Retry(why),
         error => error,
     };
-    match Forward::open(uplink).map_err(later) {
-        Ok(forward) => Ok(Box::new(forward)),
-        Err(error) => {
-            uplink.monitor.not_opened(match &error {
-                SinkError::Failed(why) => format!("nothing is sent until the daemon is restarted: {why}"),
-                SinkError::Lost(why) | SinkError::Retry(why) => why.clone(),
-            });
-            Err(error)
-        }
-    }
+    let opened = Forward::open(uplink).map_err(later).inspect_err(|error| uplink.monitor.not_opened(error));
+    Ok(Box::new(opened?))
 }
 
 /// What the two threads share.

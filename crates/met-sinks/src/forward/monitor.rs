@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::server_watch::ServerWatch;
 use super::{ACKNOWLEDGED, BATCHES, CLOCK, COLUMNS, DROPPED, OLDEST, REFUSED, SPOOL, WAITING};
-use crate::sink::Report;
+use crate::sink::{Report, SinkError};
 use crate::snapshot::Rows;
 use crate::spool::Spool;
 
@@ -131,9 +131,15 @@ impl Monitor {
         self.lock().status.spool.is_some()
     }
 
-    pub(super) fn not_opened(&self, why: String) {
+    pub(super) fn not_opened(&self, error: &SinkError) {
         let mut progress = self.lock();
-        progress.status.last_error = Some(why);
+        let status = &mut progress.status;
+        (status.last_error, status.spool_error) = match error {
+            SinkError::Failed(why) => {
+                (Some(format!("nothing is sent until the daemon is restarted: {why}")), None)
+            }
+            SinkError::Lost(why) | SinkError::Retry(why) => (None, Some(why.clone())),
+        };
         progress.is_tried = true;
         self.shared.1.notify_all();
     }

@@ -770,12 +770,12 @@ fn a_spool_that_cannot_be_opened_is_opened_later() {
     records.all.lock().unwrap().push(record("one"));
     let forward = Forwarding::open(uplink(plan, Duration::from_millis(50), move || records.clone()));
     until("it is reported", || forward.sink_status().state == bus::State::Retrying);
-    assert!(forward.status().last_error.is_some_and(|error| error.contains("spool")));
+    assert!(forward.status().spool_error.is_some_and(|error| error.contains("spool")));
     assert_eq!(forward.monitor.rows().iter().count(), 0, "nothing is known of it");
     std::fs::remove_file(&spool).unwrap();
     until("the record arrives", || forward.status().acknowledged_ns.is_some());
     until("it is well", || forward.sink_status().state == bus::State::Running);
-    assert!(forward.status().last_error.is_none());
+    assert!(forward.status().last_error.is_none() && forward.status().spool_error.is_none());
 }
 
 #[test]
