@@ -27,8 +27,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 const ATTEMPTS_MAX: u32 = 8;
 /// Jobs whose dropped ends are named.
 const NAMED_MAX: usize = 8;
-/// A sink that hangs is not waited for any longer at the end.
-const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 const STACK_BYTES: usize = 512 << 10;
 
 pub static SINK: Table = Table {
@@ -372,20 +370,27 @@ impl Bus {
         move || rows(&lanes.iter().map(|shared| shared.status()).collect::<Vec<_>>())
     }
 
-    /// Delivers what is queued, as far as sinks take it in time.
+    /// Delivers what is queued, as far as each sink takes it in its time.
     pub fn close(self) {
-        self.close_within(CLOSE_WITHIN);
+        self.close_each(|interest| interest.close_within);
     }
 
     /// The same in a time of the caller's: a sink that works until then is left.
     pub fn close_within(self, within: Duration) {
+        self.close_each(|_| within);
+    }
+
+    fn close_each(self, within: impl Fn(&Interest) -> Duration) {
         self.hub.iter().for_each(|hub| hub.close());
         for lane in &self.lanes {
             lane.shared.lock().closing = true;
             lane.shared.ready.notify_all();
         }
-        let deadline = Instant::now() + within;
-        self.lanes.into_iter().for_each(|lane| lane.finish(deadline));
+        let begin = Instant::now();
+        for lane in self.lanes {
+            let deadline = begin + within(&lane.interest);
+            lane.finish(deadline);
+        }
     }
 }
 

@@ -181,6 +181,32 @@ fn closing_does_not_wait_for_a_sink_that_hangs_when_it_is_closed() {
 }
 
 #[test]
+fn closing_waits_for_each_sink_in_its_own_time() {
+    struct Syncs(Duration);
+    impl Sink for Syncs {
+        fn take(&mut self, _: &Event) -> Result<(), SinkError> {
+            Ok(())
+        }
+
+        fn close(self: Box<Self>) {
+            std::thread::sleep(self.0);
+        }
+    }
+    let mut bus = Bus::default();
+    let mut add = |name, takes, close_within| {
+        let interest = Interest { close_within, ..interest(&[]) };
+        bus.add(name, interest, move || Ok(Box::new(Syncs(takes))));
+    };
+    add("hangs", Duration::from_secs(300), Duration::from_millis(1));
+    add("syncs", Duration::from_millis(100), Duration::from_secs(60));
+    let syncs = Arc::clone(&bus.lanes[1].shared);
+    let begin = Instant::now();
+    bus.close();
+    assert!(begin.elapsed() < Duration::from_secs(60));
+    assert_eq!(Arc::strong_count(&syncs), 1, "its thread has ended");
+}
+
+#[test]
 fn a_bus_without_sinks_wants_nothing_and_holds_nothing() {
     let mut bus = Bus::default();
     assert!(bus.is_empty() && bus.ticker().is_none() && !bus.wants(Kind::Ended) && bus.within().is_none());

@@ -50,6 +50,8 @@ const END_WITHIN: Duration = Duration::from_millis(300);
 const GATHERS: Duration = Duration::from_secs(1);
 /// The series of the machine is sent this often: with one sample of each part its names are most of it.
 const NODE_EVERY: Duration = Duration::from_secs(60);
+/// At the end of the process what is held is synced to disk, which may be busy then.
+const CLOSE_WITHIN: Duration = Duration::from_secs(10);
 const STACK_BYTES: usize = 512 << 10;
 
 columns! { COLUMNS:
@@ -121,7 +123,15 @@ pub trait Outbox: Send {
 fn interest(options: &Options) -> Interest {
     let kinds = vec![Kind::Started, Kind::Ended, Kind::Interim, Kind::Samples, Kind::Health];
     let within = options.context.get().map(|uplink: &Uplink| uplink.every);
-    Interest { kinds, within, queue: QUEUE, is_timed: true, has_records: true, ..Interest::default() }
+    Interest {
+        kinds,
+        tables: Vec::new(),
+        within,
+        queue: QUEUE,
+        is_timed: true,
+        has_records: true,
+        close_within: CLOSE_WITHIN,
+    }
 }
 
 fn open(options: &Options) -> Opened {

@@ -14,6 +14,7 @@ use crate::event::{Event, Kind};
 
 /// Events that wait for a sink.
 pub(crate) const QUEUE: usize = 1024;
+const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Takes events, each sink in a thread of its own.
 pub trait Sink: Send {
@@ -63,6 +64,8 @@ pub struct Interest {
     pub is_timed: bool,
     /// It reads records of jobs elsewhere: starts and ends only hurry it, and none is lost with them.
     pub has_records: bool,
+    /// One that is not closed by then is not waited for any longer when the process ends.
+    pub close_within: Duration,
 }
 
 impl Default for Interest {
@@ -74,6 +77,7 @@ impl Default for Interest {
             queue: QUEUE,
             is_timed: false,
             has_records: false,
+            close_within: CLOSE_WITHIN,
         }
     }
 }
