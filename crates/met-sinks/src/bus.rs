@@ -188,14 +188,17 @@ impl Shared {
         self.ready.notify_one();
     }
 
+    /// Returns the state before.
+    fn put_state(&self, state: State, error: Option<&SinkError>) -> State {
+        let status = &mut self.lock().status;
+        status.failed += u64::from(error.is_some());
+        status.last_error = error.map(SinkError::to_string).or(status.last_error.take());
+        std::mem::replace(&mut status.state, state)
+    }
+
     /// One line in the log for each change.
     fn set_state(&self, state: State, error: Option<&SinkError>) {
-        let (before, name) = {
-            let status = &mut self.lock().status;
-            status.failed += u64::from(error.is_some());
-            status.last_error = error.map(SinkError::to_string).or(status.last_error.take());
-            (std::mem::replace(&mut status.state, state), status.name.clone())
-        };
+        let (before, name) = (self.put_state(state, error), self.lock().status.name.clone());
         let error = error.map(SinkError::to_string).unwrap_or_default();
         match state {
             _ if before == state => {}
@@ -548,7 +551,12 @@ impl Worker {
         self.wake = report.wake;
         self.shared.lock().status.dropped += report.dropped;
         let state = if report.is_retrying { State::Retrying } else { State::Running };
-        self.shared.set_state(state, report.failure.map(SinkError::Lost).as_ref());
+        let failure = report.failure.map(SinkError::Lost);
+        if report.is_logged {
+            self.shared.put_state(state, failure.as_ref());
+        } else {
+            self.shared.set_state(state, failure.as_ref());
+        }
         Some(())
     }
 

@@ -353,6 +353,7 @@ impl Forward {
     /// Batches until no record is left that was not sent.
     fn make_all(&mut self) {
         self.held.add_node(Instant::now());
+        let mut made = None;
         loop {
             let mark = self.shared.change(Spool::mark);
             let changed = match self.outbox.changed_after(mark, RECORDS_PER_BATCH) {
@@ -364,16 +365,38 @@ impl Forward {
             };
             let more = changed.more;
             let nothing = changed.mark == mark && self.held.is_empty();
-            if nothing && !self.is_sign_due() || !self.make_one(changed) || !more {
+            if nothing && !self.is_sign_due() {
+                break;
+            }
+            let one = self.make_one(changed);
+            let goes_on = one.is_ok() && more;
+            made = Some(one);
+            if !goes_on {
                 break;
             }
         }
-        if let Err(error) = self.shared.change(|spool| spool.make_room(&self.limits, SystemTime::now())) {
-            self.shared.monitor.spooled(Some(error.to_string()));
+        let has_room = self.shared.change(|spool| spool.make_room(&self.limits, SystemTime::now()));
+        // Where nothing was made, nothing is new.
+        if made.is_some() || has_room.is_err() {
+            self.note_spooled(made.unwrap_or(Ok(())).and(has_room));
         }
         self.shared.monitor.made();
         self.made = Instant::now();
         self.due = self.made + self.every;
+    }
+
+    /// One line in the log for each change.
+    fn note_spooled(&self, result: io::Result<()>) {
+        let error = result.err().map(|error| error.to_string());
+        match (self.shared.monitor.spooled(error.clone()), error) {
+            (false, _) => {}
+            (true, None) => tracing::info!("batches can be spooled again"),
+            (true, Some(error)) => {
+                tracing::error!(
+                    "nothing can be spooled; records wait in the store, samples in memory: {error}"
+                );
+            }
+        }
     }
 
     /// Whether a batch is due without anything to send: a server reports a silent node as late, and shows how it is. An
@@ -383,16 +406,17 @@ impl Forward {
         (is_quiet || self.health != self.header.health) && self.shared.lock().spool.batches() == 0
     }
 
-    /// True if it is on disk now.
-    fn make_one(&mut self, Changed { records, mark, .. }: Changed) -> bool {
+    /// It is on disk when this returns.
+    fn make_one(&mut self, Changed { records, mark, .. }: Changed) -> io::Result<()> {
         let mut groups = groups(records);
         let last = groups.pop().unwrap_or_default();
-        groups.into_iter().all(|records| self.make_records(records)) && self.make_last(last, mark)
+        groups.into_iter().try_for_each(|records| self.make_records(records))?;
+        self.make_last(last, mark)
     }
 
     /// Records that are too much for one batch with all the others. Should they not get further than this, they are
     /// sent again: the mark stays.
-    fn make_records(&mut self, records: Vec<Record>) -> bool {
+    fn make_records(&mut self, records: Vec<Record>) -> io::Result<()> {
         let columns = self.held.columns(true);
         self.header.health = self.health.clone();
         let header = Header { made_ns: now_ns(), columns, ..self.header.clone() };
@@ -401,13 +425,11 @@ impl Forward {
             batch.header.mark = spool.spooled_mark();
             spool.put(&mut batch, 0)
         });
-        let is_spooled = spooled.is_ok();
-        self.shared.monitor.spooled(spooled.err().map(|error| error.to_string()));
         self.shared.changed.notify_all();
-        is_spooled
+        spooled
     }
 
-    fn make_last(&mut self, records: Vec<Record>, mark: i64) -> bool {
+    fn make_last(&mut self, records: Vec<Record>, mark: i64) -> io::Result<()> {
         let Packed { pieces, samples, surplus } = self.held.pieces();
         let interims = self.interims.held();
         let columns = self.held.columns(!records.is_empty() || !interims.is_empty());
@@ -419,28 +441,16 @@ impl Forward {
             spool.count_dropped(surplus);
             spool.put(&mut batch, samples)
         });
-        match spooled {
-            Ok(()) => {
-                self.shared.monitor.spooled(None);
-                self.spooled = Some(Instant::now());
-                self.let_go();
-                self.shared.changed.notify_all();
-                true
-            }
-            Err(error) => {
-                if self.shared.monitor.spooled(Some(error.to_string())) {
-                    tracing::error!(
-                        "nothing can be spooled; records wait in the store, samples in memory: {error}"
-                    );
-                }
-                // Records are still in the catalogue. Samples have no other place.
-                if self.held.is_full() {
-                    self.shared.change(|spool| spool.count_dropped(samples));
-                    self.let_go();
-                }
-                false
-            }
+        if spooled.is_ok() {
+            self.spooled = Some(Instant::now());
+            self.let_go();
+            self.shared.changed.notify_all();
+        } else if self.held.is_full() {
+            // Records are still in the catalogue. Samples have no other place.
+            self.shared.change(|spool| spool.count_dropped(samples));
+            self.let_go();
         }
+        spooled
     }
 }
 

@@ -46,6 +46,8 @@ pub struct Report {
     pub failure: Option<String>,
     /// It will try again.
     pub is_retrying: bool,
+    /// It has logged that by itself.
+    pub is_logged: bool,
     /// When it has something to do, even if no event comes.
     pub wake: Option<Instant>,
 }

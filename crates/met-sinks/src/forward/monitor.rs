@@ -106,7 +106,7 @@ impl Monitor {
         progress.reported_dropped += dropped;
         let Progress { status, is_interrupted, .. } = &*progress;
         let is_retrying = *is_interrupted || status.last_error.is_some() || status.spool_error.is_some();
-        Report { dropped, failure: progress.failure.take(), is_retrying, wake: Some(wake) }
+        Report { dropped, failure: progress.failure.take(), is_retrying, is_logged: true, wake: Some(wake) }
     }
 
     /// The spool restores the drops up to its newest batch: at the first opening those of earlier daemons, which are not
@@ -165,13 +165,13 @@ impl Monitor {
         *oldest_made = spool.oldest_made();
     }
 
-    /// Whether an error of the spool is the first after a success.
+    /// Whether the spool works, other than before.
     pub(super) fn spooled(&self, error: Option<String>) -> bool {
         let mut progress = self.lock();
-        let is_first = error.is_some() && progress.status.spool_error.is_none();
         progress.failure = error.clone().or(progress.failure.take());
-        progress.status.spool_error = error;
-        is_first
+        let is_working = error.is_none();
+        let before = std::mem::replace(&mut progress.status.spool_error, error);
+        is_working != before.is_none()
     }
 
     pub(super) fn acknowledged(&self, at_ns: i64, clock_offset_ns: i64) {

@@ -481,6 +481,15 @@ fn on_a_full_disk_records_wait_in_the_catalogue() {
 }
 
 #[test]
+fn a_change_of_the_spool_is_news_once() {
+    let monitor = Monitor::default();
+    let full = || Some("full".to_owned());
+    let news = [full(), full(), None, None].map(|error| monitor.spooled(error));
+    assert_eq!(news, [true, false, true, false]);
+    assert!(monitor.report(Instant::now()).is_logged, "its lane need not log the same");
+}
+
+#[test]
 fn a_batch_never_has_more_times_than_a_server_takes() {
     columns! { ONE_COLUMN: HEAT = Column::gauge("heat", Unit::Celsius, ONE, "of a zone"), }
     static ZONE: Table = Table { name: "zone", subject: "a zone", labels: &[], columns: ONE_COLUMN };
