@@ -27,8 +27,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 const ATTEMPTS_MAX: u32 = 8;
 /// Jobs whose dropped ends are named.
 const NAMED_MAX: usize = 8;
-/// A sink that hangs is not waited for any longer at the end.
-const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 const STACK_BYTES: usize = 512 << 10;
 
 pub static SINK: Table = Table {
@@ -118,6 +116,8 @@ struct Inner {
     events: VecDeque<Event>,
     /// How many events may wait.
     queue: usize,
+    /// Whether starts and ends are no loss.
+    has_records: bool,
     bytes: usize,
     /// Samples in lost events that were not reported to the sink yet.
     missed_samples: u64,
@@ -125,12 +125,15 @@ struct Inner {
 }
 
 impl Inner {
-    fn new(name: &str, queue: usize) -> Inner {
+    fn new(name: &str, &Interest { queue, has_records, .. }: &Interest) -> Inner {
         let (status, events) = (Status::new(name), VecDeque::new());
-        Inner { status, events, queue, bytes: 0, missed_samples: 0, closing: false }
+        Inner { status, events, queue, has_records, bytes: 0, missed_samples: 0, closing: false }
     }
 
     fn lose(&mut self, event: &Event) {
+        if self.has_records && matches!(event.kind(), Kind::Started | Kind::Ended) {
+            return;
+        }
         self.status.lose(event);
         self.missed_samples += event.samples();
     }
@@ -141,11 +144,13 @@ impl Inner {
         Some(event)
     }
 
-    /// Drops what is queued, and says how many events that were.
-    fn lose_rest(&mut self) -> usize {
-        let rest: Vec<Event> = std::iter::from_fn(|| self.pop()).collect();
-        rest.iter().for_each(|event| self.lose(event));
-        rest.len()
+    /// Drops what is queued, and says how many events are lost by that.
+    fn lose_rest(&mut self) -> u64 {
+        let before = self.status.dropped;
+        while let Some(event) = self.pop() {
+            self.lose(&event);
+        }
+        self.status.dropped - before
     }
 
     fn push(&mut self, event: Event) {
@@ -163,8 +168,8 @@ impl Inner {
 }
 
 impl Shared {
-    fn new(name: &str, queue: usize) -> Arc<Shared> {
-        Arc::new(Shared { inner: Mutex::new(Inner::new(name, queue)), ready: Condvar::new() })
+    fn new(name: &str, interest: &Interest) -> Arc<Shared> {
+        Arc::new(Shared { inner: Mutex::new(Inner::new(name, interest)), ready: Condvar::new() })
     }
 
     fn tell_missed(&self, sink: &mut dyn Sink) {
@@ -183,14 +188,17 @@ impl Shared {
         self.ready.notify_one();
     }
 
+    /// Returns the state before.
+    fn put_state(&self, state: State, error: Option<&SinkError>) -> State {
+        let status = &mut self.lock().status;
+        status.failed += u64::from(error.is_some());
+        status.last_error = error.map(SinkError::to_string).or(status.last_error.take());
+        std::mem::replace(&mut status.state, state)
+    }
+
     /// One line in the log for each change.
     fn set_state(&self, state: State, error: Option<&SinkError>) {
-        let (before, name) = {
-            let status = &mut self.lock().status;
-            status.failed += u64::from(error.is_some());
-            status.last_error = error.map(SinkError::to_string).or(status.last_error.take());
-            (std::mem::replace(&mut status.state, state), status.name.clone())
-        };
+        let (before, name) = (self.put_state(state, error), self.lock().status.name.clone());
         let error = error.map(SinkError::to_string).unwrap_or_default();
         match state {
             _ if before == state => {}
@@ -219,6 +227,15 @@ impl Lane {
         let inner = self.shared.lock();
         let is_behind = inner.events.len() > inner.queue / 8 || inner.bytes > QUEUE_BYTES_MAX / 8;
         is_behind && inner.status.state == State::Running && self.thread.is_some()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.shared.lock().status.state == State::Failed
+    }
+
+    /// Whether events are published to it. What a failed sink misses is counted, unless it is not lost with it.
+    fn is_offered(&self) -> bool {
+        !(self.interest.has_records && self.has_failed())
     }
 
     /// Waits until its sink is closed, and no longer than this.
@@ -282,7 +299,7 @@ impl Bus {
 
     /// Adds a sink with a queue and a thread, in which it is opened, and opened again after an error.
     pub fn add(&mut self, name: &str, interest: Interest, open: impl Fn() -> Opened + Send + 'static) {
-        let shared = Shared::new(name, interest.queue);
+        let shared = Shared::new(name, &interest);
         let worker = Worker {
             shared: Arc::clone(&shared),
             open: Box::new(open),
@@ -312,7 +329,7 @@ impl Bus {
     /// Whether an event of this kind is worth being made.
     pub fn wants(&self, kind: Kind) -> bool {
         self.hub.as_ref().is_some_and(|hub| hub.wants(kind))
-            || self.lanes.iter().any(|lane| lane.interest.kinds.contains(&kind))
+            || self.lanes.iter().any(|lane| lane.interest.kinds.contains(&kind) && lane.is_offered())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -321,8 +338,7 @@ impl Bus {
 
     /// How soon sinks that take any want samples.
     pub fn within(&self) -> Option<Duration> {
-        let takes = |lane: &&Lane| lane.shared.lock().status.state != State::Failed;
-        self.lanes.iter().filter(takes).filter_map(|lane| lane.interest.within).min()
+        self.lanes.iter().filter(|lane| !lane.has_failed()).filter_map(|lane| lane.interest.within).min()
     }
 
     /// For the sampling thread; `None` if no sink wants rows of ticks.
@@ -341,7 +357,7 @@ impl Bus {
         if let Some(hub) = &self.hub {
             hub.publish(event);
         }
-        for lane in self.lanes.iter().filter(|lane| lane.interest.wants(event)) {
+        for lane in self.lanes.iter().filter(|lane| lane.interest.wants(event) && lane.is_offered()) {
             lane.shared.offer(event.clone());
         }
     }
@@ -357,20 +373,27 @@ impl Bus {
         move || rows(&lanes.iter().map(|shared| shared.status()).collect::<Vec<_>>())
     }
 
-    /// Delivers what is queued, as far as sinks take it in time.
+    /// Delivers what is queued, as far as each sink takes it in its time.
     pub fn close(self) {
-        self.close_within(CLOSE_WITHIN);
+        self.close_each(|interest| interest.close_within);
     }
 
     /// The same in a time of the caller's: a sink that works until then is left.
     pub fn close_within(self, within: Duration) {
+        self.close_each(|_| within);
+    }
+
+    fn close_each(self, within: impl Fn(&Interest) -> Duration) {
         self.hub.iter().for_each(|hub| hub.close());
         for lane in &self.lanes {
             lane.shared.lock().closing = true;
             lane.shared.ready.notify_all();
         }
-        let deadline = Instant::now() + within;
-        self.lanes.into_iter().for_each(|lane| lane.finish(deadline));
+        let begin = Instant::now();
+        for lane in self.lanes {
+            let deadline = begin + within(&lane.interest);
+            lane.finish(deadline);
+        }
     }
 }
 
@@ -467,10 +490,7 @@ impl Worker {
     /// It takes nothing any more.
     fn fail(self, error: &SinkError) {
         self.shared.set_state(State::Failed, Some(error));
-        let mut inner = self.shared.lock();
-        while let Some(event) = inner.pop() {
-            inner.lose(&event);
-        }
+        self.shared.lock().lose_rest();
     }
 
     /// Waits for an event, or until a sink without one has something to do.
@@ -531,7 +551,12 @@ impl Worker {
         self.wake = report.wake;
         self.shared.lock().status.dropped += report.dropped;
         let state = if report.is_retrying { State::Retrying } else { State::Running };
-        self.shared.set_state(state, report.failure.map(SinkError::Lost).as_ref());
+        let failure = report.failure.map(SinkError::Lost);
+        if report.is_logged {
+            self.shared.put_state(state, failure.as_ref());
+        } else {
+            self.shared.set_state(state, failure.as_ref());
+        }
         Some(())
     }
 

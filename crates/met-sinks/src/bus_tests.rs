@@ -181,6 +181,32 @@ fn closing_does_not_wait_for_a_sink_that_hangs_when_it_is_closed() {
 }
 
 #[test]
+fn closing_waits_for_each_sink_in_its_own_time() {
+    struct Syncs(Duration);
+    impl Sink for Syncs {
+        fn take(&mut self, _: &Event) -> Result<(), SinkError> {
+            Ok(())
+        }
+
+        fn close(self: Box<Self>) {
+            std::thread::sleep(self.0);
+        }
+    }
+    let mut bus = Bus::default();
+    let mut add = |name, takes, close_within| {
+        let interest = Interest { close_within, ..interest(&[]) };
+        bus.add(name, interest, move || Ok(Box::new(Syncs(takes))));
+    };
+    add("hangs", Duration::from_secs(300), Duration::from_millis(1));
+    add("syncs", Duration::from_millis(100), Duration::from_secs(60));
+    let syncs = Arc::clone(&bus.lanes[1].shared);
+    let begin = Instant::now();
+    bus.close();
+    assert!(begin.elapsed() < Duration::from_secs(60));
+    assert_eq!(Arc::strong_count(&syncs), 1, "its thread has ended");
+}
+
+#[test]
 fn a_bus_without_sinks_wants_nothing_and_holds_nothing() {
     let mut bus = Bus::default();
     assert!(bus.is_empty() && bus.ticker().is_none() && !bus.wants(Kind::Ended) && bus.within().is_none());
@@ -284,6 +310,30 @@ fn a_sink_that_has_failed_stays_so_and_what_it_misses_is_counted() {
     bus.close();
 }
 
+#[test]
+fn a_sink_that_reads_records_elsewhere_loses_no_end_and_gets_nothing_once_it_has_failed() {
+    let mut bus = Bus::default();
+    let (taken, _received) = channel();
+    let fails: Behaviour = Arc::new(|event| match event.kind() {
+        Kind::Interim => Err(SinkError::Failed("bad token".to_owned())),
+        _ => Err(SinkError::Lost("away".to_owned())),
+    });
+    bus.add("outbox", Interest { has_records: true, ..interest(&[]) }, move || {
+        Ok(Box::new(Puppet { taken: taken.clone(), behaviour: Arc::clone(&fails) }))
+    });
+    bus.publish(&ended(1));
+    until("it did not take the end", || of(&bus, "outbox").failed == 1);
+    assert!(bus.wants(Kind::Ended) && bus.wants(Kind::Interim));
+    bus.publish(&interim(1));
+    until("it has failed", || of(&bus, "outbox").state == State::Failed);
+    assert!(!bus.wants(Kind::Ended) && !bus.wants(Kind::Interim), "nothing is made for it");
+    [ended(2), interim(2)].iter().for_each(|event| bus.publish(event));
+    let status = of(&bus, "outbox");
+    assert_eq!((status.state, status.dropped, status.dropped_ends), (State::Failed, 1, 0));
+    assert!(status.dropped_jobs.is_empty());
+    bus.close();
+}
+
 /// A sink whose first attempts to be opened end so.
 fn opened_later(bus: &mut Bus, attempts: usize, wrong: fn() -> Opened) -> Receiver<String> {
     let ((taken, received), left) = (channel(), AtomicUsize::new(attempts));
@@ -355,7 +405,7 @@ fn a_sink_that_hangs_delays_no_other_and_ends_of_jobs_have_room_after_samples() 
 
 #[test]
 fn bytes_are_bounded_too() {
-    let mut inner = Inner::new("x", QUEUE);
+    let mut inner = Inner::new("x", &Interest::default());
     let mut record = sample::bare(1, "x");
     record.command = vec!["a".repeat(QUEUE_BYTES_MAX / 3)];
     let event = Event::Ended(Arc::new(record));

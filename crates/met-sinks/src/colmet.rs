@@ -218,6 +218,7 @@ impl Sink for Colmet {
             dropped: std::mem::take(&mut self.queue.dropped),
             failure: self.failure.take(),
             is_retrying: self.retry_at.is_some(),
+            is_logged: false,
             wake,
         })
     }

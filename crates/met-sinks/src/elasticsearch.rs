@@ -328,7 +328,13 @@ impl Sink for Elasticsearch {
         self.reported_dropped = progress.dropped;
         let look = (progress.waiting > 0).then(|| Instant::now() + LOOK_EVERY);
         let wake = self.outgoing.due.into_iter().chain(look).chain(self.maker.due()).min();
-        Some(Report { dropped, failure: progress.failure, is_retrying: progress.is_retrying, wake })
+        Some(Report {
+            dropped,
+            failure: progress.failure,
+            is_retrying: progress.is_retrying,
+            is_logged: false,
+            wake,
+        })
     }
 
     fn close(mut self: Box<Self>) {

@@ -50,6 +50,8 @@ const END_WITHIN: Duration = Duration::from_millis(300);
 const GATHERS: Duration = Duration::from_secs(1);
 /// The series of the machine is sent this often: with one sample of each part its names are most of it.
 const NODE_EVERY: Duration = Duration::from_secs(60);
+/// At the end of the process what is held is synced to disk, which may be busy then.
+const CLOSE_WITHIN: Duration = Duration::from_secs(10);
 const STACK_BYTES: usize = 512 << 10;
 
 columns! { COLUMNS:
@@ -121,22 +123,27 @@ pub trait Outbox: Send {
 fn interest(options: &Options) -> Interest {
     let kinds = vec![Kind::Started, Kind::Ended, Kind::Interim, Kind::Samples, Kind::Health];
     let within = options.context.get().map(|uplink: &Uplink| uplink.every);
-    Interest { kinds, within, queue: QUEUE, is_timed: true, ..Interest::default() }
+    Interest {
+        kinds,
+        tables: Vec::new(),
+        within,
+        queue: QUEUE,
+        is_timed: true,
+        has_records: true,
+        close_within: CLOSE_WITHIN,
+    }
 }
 
 fn open(options: &Options) -> Opened {
     let uplink: Option<&Uplink> = options.context.get();
     let uplink = uplink.ok_or_else(|| SinkError::Failed("there is no server to send to".to_owned()))?;
-    match Forward::open(uplink) {
-        Ok(forward) => Ok(Box::new(forward)),
-        Err(error) => {
-            uplink.monitor.not_opened(match &error {
-                SinkError::Failed(why) => format!("nothing is sent until the daemon is restarted: {why}"),
-                SinkError::Lost(why) | SinkError::Retry(why) => why.clone(),
-            });
-            Err(error)
-        }
-    }
+    // Settings that were right once may be again.
+    let later = |error| match error {
+        SinkError::Failed(why) if uplink.monitor.was_opened() => SinkError::Retry(why),
+        error => error,
+    };
+    let opened = Forward::open(uplink).map_err(later).inspect_err(|error| uplink.monitor.not_opened(error));
+    Ok(Box::new(opened?))
 }
 
 /// What the two threads share.
@@ -171,10 +178,7 @@ impl Shared {
     }
 
     fn end(&self, phase: Phase) {
-        let mut inner = self.lock();
-        if inner.phase == Phase::Sending {
-            inner.phase = phase;
-        }
+        self.lock().phase = phase;
         self.changed.notify_all();
     }
 
@@ -210,10 +214,10 @@ impl Forward {
         let (plan, outbox) = prepare()?;
         let link = Link::open(&plan.address)
             .map_err(|error| SinkError::Failed(format!("forward: {}", error.message(ALLOW_PLAIN))))?;
-        let spool =
+        let mut spool =
             Spool::open(&plan.folder).map_err(|error| later(error, &plan.folder.display().to_string()))?;
         let own = Header { run: spool.id().to_owned(), ..plan.header.clone() };
-        monitor.opened(link.url(), &plan.folder, &spool);
+        monitor.opened(link.url(), &plan.folder, &mut spool);
         let inner = Mutex::new(Inner { spool, phase: Phase::Sending });
         let shared = Arc::new(Shared { inner, changed: Condvar::new(), monitor: monitor.clone() });
         let (sending, url) = (Arc::clone(&shared), link.url().to_owned());
@@ -291,8 +295,13 @@ impl Sink for Forward {
 }
 
 impl Drop for Forward {
+    /// Without having been closed, it has panicked: what it held is lost.
     fn drop(&mut self) {
-        self.shared.end(Phase::Abandoned);
+        if self.shared.lock().phase == Phase::Sending {
+            self.shared.change(|spool| spool.count_dropped(self.held.samples()));
+            self.shared.monitor.interrupted();
+            self.shared.end(Phase::Abandoned);
+        }
     }
 }
 
@@ -344,6 +353,7 @@ impl Forward {
     /// Batches until no record is left that was not sent.
     fn make_all(&mut self) {
         self.held.add_node(Instant::now());
+        let mut made = None;
         loop {
             let mark = self.shared.change(Spool::mark);
             let changed = match self.outbox.changed_after(mark, RECORDS_PER_BATCH) {
@@ -355,15 +365,38 @@ impl Forward {
             };
             let more = changed.more;
             let nothing = changed.mark == mark && self.held.is_empty();
-            if nothing && !self.is_sign_due() || !self.make_one(changed) || !more {
+            if nothing && !self.is_sign_due() {
+                break;
+            }
+            let one = self.make_one(changed);
+            let goes_on = one.is_ok() && more;
+            made = Some(one);
+            if !goes_on {
                 break;
             }
         }
-        if let Err(error) = self.shared.change(|spool| spool.make_room(&self.limits, SystemTime::now())) {
-            self.shared.monitor.spooled(Some(error.to_string()));
+        let has_room = self.shared.change(|spool| spool.make_room(&self.limits, SystemTime::now()));
+        // Where nothing was made, nothing is new.
+        if made.is_some() || has_room.is_err() {
+            self.note_spooled(made.unwrap_or(Ok(())).and(has_room));
         }
+        self.shared.monitor.made();
         self.made = Instant::now();
         self.due = self.made + self.every;
+    }
+
+    /// One line in the log for each change.
+    fn note_spooled(&self, result: io::Result<()>) {
+        let error = result.err().map(|error| error.to_string());
+        match (self.shared.monitor.spooled(error.clone()), error) {
+            (false, _) => {}
+            (true, None) => tracing::info!("batches can be spooled again"),
+            (true, Some(error)) => {
+                tracing::error!(
+                    "nothing can be spooled; records wait in the store, samples in memory: {error}"
+                );
+            }
+        }
     }
 
     /// Whether a batch is due without anything to send: a server reports a silent node as late, and shows how it is. An
@@ -373,16 +406,17 @@ impl Forward {
         (is_quiet || self.health != self.header.health) && self.shared.lock().spool.batches() == 0
     }
 
-    /// True if it is on disk now.
-    fn make_one(&mut self, Changed { records, mark, .. }: Changed) -> bool {
+    /// It is on disk when this returns.
+    fn make_one(&mut self, Changed { records, mark, .. }: Changed) -> io::Result<()> {
         let mut groups = groups(records);
         let last = groups.pop().unwrap_or_default();
-        groups.into_iter().all(|records| self.make_records(records)) && self.make_last(last, mark)
+        groups.into_iter().try_for_each(|records| self.make_records(records))?;
+        self.make_last(last, mark)
     }
 
     /// Records that are too much for one batch with all the others. Should they not get further than this, they are
     /// sent again: the mark stays.
-    fn make_records(&mut self, records: Vec<Record>) -> bool {
+    fn make_records(&mut self, records: Vec<Record>) -> io::Result<()> {
         let columns = self.held.columns(true);
         self.header.health = self.health.clone();
         let header = Header { made_ns: now_ns(), columns, ..self.header.clone() };
@@ -391,13 +425,11 @@ impl Forward {
             batch.header.mark = spool.spooled_mark();
             spool.put(&mut batch, 0)
         });
-        let is_spooled = spooled.is_ok();
-        self.shared.monitor.spooled(spooled.err().map(|error| error.to_string()));
         self.shared.changed.notify_all();
-        is_spooled
+        spooled
     }
 
-    fn make_last(&mut self, records: Vec<Record>, mark: i64) -> bool {
+    fn make_last(&mut self, records: Vec<Record>, mark: i64) -> io::Result<()> {
         let Packed { pieces, samples, surplus } = self.held.pieces();
         let interims = self.interims.held();
         let columns = self.held.columns(!records.is_empty() || !interims.is_empty());
@@ -409,28 +441,16 @@ impl Forward {
             spool.count_dropped(surplus);
             spool.put(&mut batch, samples)
         });
-        match spooled {
-            Ok(()) => {
-                self.shared.monitor.spooled(None);
-                self.spooled = Some(Instant::now());
-                self.let_go();
-                self.shared.changed.notify_all();
-                true
-            }
-            Err(error) => {
-                if self.shared.monitor.spooled(Some(error.to_string())) {
-                    tracing::error!(
-                        "nothing can be spooled; records wait in the store, samples in memory: {error}"
-                    );
-                }
-                // Records are still in the catalogue. Samples have no other place.
-                if self.held.is_full() {
-                    self.shared.change(|spool| spool.count_dropped(samples));
-                    self.let_go();
-                }
-                false
-            }
+        if spooled.is_ok() {
+            self.spooled = Some(Instant::now());
+            self.let_go();
+            self.shared.changed.notify_all();
+        } else if self.held.is_full() {
+            // Records are still in the catalogue. Samples have no other place.
+            self.shared.change(|spool| spool.count_dropped(samples));
+            self.let_go();
         }
+        spooled
     }
 }
 

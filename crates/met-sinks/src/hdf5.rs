@@ -280,7 +280,7 @@ impl Sink for Hdf5 {
         let wake = self.gatherer.due().into_iter().chain(flush).min();
         let (dropped, refused) = self.file.refused();
         let failure = self.failed.as_mut().and_then(|failed| failed.error.take()).or(refused);
-        Some(Report { dropped, failure, is_retrying: self.failed.is_some(), wake })
+        Some(Report { dropped, failure, is_retrying: self.failed.is_some(), is_logged: false, wake })
     }
 
     fn close(mut self: Box<Self>) {

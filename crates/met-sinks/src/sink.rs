@@ -14,6 +14,7 @@ use crate::event::{Event, Kind};
 
 /// Events that wait for a sink.
 pub(crate) const QUEUE: usize = 1024;
+const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Takes events, each sink in a thread of its own.
 pub trait Sink: Send {
@@ -45,6 +46,8 @@ pub struct Report {
     pub failure: Option<String>,
     /// It will try again.
     pub is_retrying: bool,
+    /// It has logged that by itself.
+    pub is_logged: bool,
     /// When it has something to do, even if no event comes.
     pub wake: Option<Instant>,
 }
@@ -61,11 +64,23 @@ pub struct Interest {
     pub queue: usize,
     /// It has work to do without any event, so after an error it is opened again without one.
     pub is_timed: bool,
+    /// It reads records of jobs elsewhere: starts and ends only hurry it, and none is lost with them.
+    pub has_records: bool,
+    /// One that is not closed by then is not waited for any longer when the process ends.
+    pub close_within: Duration,
 }
 
 impl Default for Interest {
     fn default() -> Interest {
-        Interest { kinds: Vec::new(), tables: Vec::new(), within: None, queue: QUEUE, is_timed: false }
+        Interest {
+            kinds: Vec::new(),
+            tables: Vec::new(),
+            within: None,
+            queue: QUEUE,
+            is_timed: false,
+            has_records: false,
+            close_within: CLOSE_WITHIN,
+        }
     }
 }
 

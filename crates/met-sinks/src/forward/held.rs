@@ -47,6 +47,11 @@ impl Held {
         self.cells > CELLS_MAX || self.times > TIMES_MAX
     }
 
+    pub(super) fn samples(&self) -> u64 {
+        let all = self.series.values().chain(self.of_node.values());
+        all.map(|series| samples_in(series, 0..series.len())).sum()
+    }
+
     pub(super) fn add(&mut self, Samples { subject, series, .. }: &Samples) {
         self.cells += series.len() * series.columns.len();
         self.times += series.len();

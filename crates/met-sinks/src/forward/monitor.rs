@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::server_watch::ServerWatch;
 use super::{ACKNOWLEDGED, BATCHES, CLOCK, COLUMNS, DROPPED, OLDEST, REFUSED, SPOOL, WAITING};
-use crate::sink::Report;
+use crate::sink::{Report, SinkError};
 use crate::snapshot::Rows;
 use crate::spool::Spool;
 
@@ -55,6 +55,8 @@ struct Progress {
     oldest_made: Option<SystemTime>,
     /// Since the last report.
     failure: Option<String>,
+    /// It panicked, and has not made batches since.
+    is_interrupted: bool,
     /// Dropped samples of earlier reports.
     reported_dropped: u64,
 }
@@ -102,11 +104,20 @@ impl Monitor {
         let mut progress = self.lock();
         let dropped = progress.status.dropped_samples.saturating_sub(progress.reported_dropped);
         progress.reported_dropped += dropped;
-        let is_retrying = progress.status.last_error.is_some() || progress.status.spool_error.is_some();
-        Report { dropped, failure: progress.failure.take(), is_retrying, wake: Some(wake) }
+        let Progress { status, is_interrupted, .. } = &*progress;
+        let is_retrying = *is_interrupted || status.last_error.is_some() || status.spool_error.is_some();
+        Report { dropped, failure: progress.failure.take(), is_retrying, is_logged: true, wake: Some(wake) }
     }
 
-    pub(super) fn opened(&self, url: &str, folder: &Path, spool: &Spool) {
+    /// The spool restores the drops up to its newest batch: at the first opening those of earlier daemons, which are not
+    /// reported again; later this daemon knows of more.
+    pub(super) fn opened(&self, url: &str, folder: &Path, spool: &mut Spool) {
+        if self.was_opened() {
+            let dropped = self.lock().status.dropped_samples;
+            spool.count_dropped(dropped.saturating_sub(spool.dropped_samples()));
+        } else {
+            self.lock().reported_dropped = spool.dropped_samples();
+        }
         self.spool_is(spool);
         let mut progress = self.lock();
         let status = &mut progress.status;
@@ -116,11 +127,31 @@ impl Monitor {
         self.shared.1.notify_all();
     }
 
-    pub(super) fn not_opened(&self, why: String) {
+    pub(super) fn was_opened(&self) -> bool {
+        self.lock().status.spool.is_some()
+    }
+
+    pub(super) fn not_opened(&self, error: &SinkError) {
         let mut progress = self.lock();
-        progress.status.last_error = Some(why);
+        let status = &mut progress.status;
+        (status.last_error, status.spool_error) = match error {
+            SinkError::Failed(why) => {
+                (Some(format!("nothing is sent until the daemon is restarted: {why}")), None)
+            }
+            SinkError::Lost(why) | SinkError::Retry(why) => (None, Some(why.clone())),
+        };
         progress.is_tried = true;
         self.shared.1.notify_all();
+    }
+
+    /// It panicked and will be opened again. Until it has made batches its lane shows the panic.
+    pub(super) fn interrupted(&self) {
+        self.lock().is_interrupted = true;
+    }
+
+    /// What was due is on disk, or the error of the spool says why not.
+    pub(super) fn made(&self) {
+        self.lock().is_interrupted = false;
     }
 
     /// After every change of the spool.
@@ -134,13 +165,13 @@ impl Monitor {
         *oldest_made = spool.oldest_made();
     }
 
-    /// Whether an error of the spool is the first after a success.
+    /// Whether the spool works, other than before.
     pub(super) fn spooled(&self, error: Option<String>) -> bool {
         let mut progress = self.lock();
-        let is_first = error.is_some() && progress.status.spool_error.is_none();
         progress.failure = error.clone().or(progress.failure.take());
-        progress.status.spool_error = error;
-        is_first
+        let is_working = error.is_none();
+        let before = std::mem::replace(&mut progress.status.spool_error, error);
+        is_working != before.is_none()
     }
 
     pub(super) fn acknowledged(&self, at_ns: i64, clock_offset_ns: i64) {

@@ -154,12 +154,17 @@ fn attempt(link: &Link, shared: &Shared, sequence: u64, bytes: &[u8]) -> Outcome
         let end_ns = now_ns();
         // The server read its clock between the two.
         let middle_ns = begin_ns + (end_ns - begin_ns) / 2;
-        shared.monitor.acknowledged(end_ns, acknowledged.now_ns.saturating_sub(middle_ns));
-        if let Some(Err(error)) = change(shared, |spool| spool.acknowledge(sequence)) {
-            // It is sent once more, and recognised.
-            shared.monitor.failed(&format!("a sent batch cannot be removed: {error}"));
+        let offset_ns = acknowledged.now_ns.saturating_sub(middle_ns);
+        let changed = change(shared, |spool| {
+            shared.monitor.acknowledged(end_ns, offset_ns);
+            if let Err(error) = spool.acknowledge(sequence) {
+                // It is sent once more, and recognised.
+                shared.monitor.failed(&format!("a sent batch cannot be removed: {error}"));
+            }
+        });
+        if changed.is_some() {
+            shared.monitor.watch.received(acknowledged.watched);
         }
-        shared.monitor.watch.received(acknowledged.watched);
     }
     outcome
 }
@@ -182,7 +187,8 @@ fn is_refused(answer: &Answer) -> bool {
     serde_json::from_slice::<Never>(&answer.body).is_ok_and(|never| never.refused)
 }
 
-/// Changes the spool, unless another one was opened in its place meanwhile.
+/// Changes the spool and what is known of it, unless another one was opened in its place meanwhile: then the monitor
+/// is about that one.
 fn change<T>(shared: &Shared, change: impl FnOnce(&mut Spool) -> T) -> Option<T> {
     let mut inner = shared.lock();
     let changed = (inner.phase != Phase::Abandoned).then(|| change(&mut inner.spool))?;
@@ -201,29 +207,25 @@ fn divide(shared: &Shared, sequence: u64, bytes: &[u8], reason: &str) {
             );
         }
         Some(Ok(false)) | None => {}
-        Some(Err(error)) => {
-            shared.monitor.failed(&format!("{reason}; and it cannot be divided: {error}"));
-        }
+        Some(Err(error)) => note(shared, &format!("{reason}; and it cannot be divided: {error}")),
     }
 }
 
 fn lay_aside(shared: &Shared, sequence: u64, reason: &str) {
-    match change(shared, |spool| spool.refuse(sequence)) {
-        Some(Ok(Some(aside))) => {
-            tracing::error!("batch quarantined as {}: {reason}", aside.display());
-            shared.monitor.refused();
-        }
+    let refused = change(shared, |spool| {
+        spool.refuse(sequence).inspect(|aside| aside.iter().for_each(|_| shared.monitor.refused()))
+    });
+    match refused {
+        Some(Ok(Some(aside))) => tracing::error!("batch quarantined as {}: {reason}", aside.display()),
         // It was given up meanwhile, because there was no room.
         Some(Ok(None)) | None => {}
-        Some(Err(error)) => {
-            shared.monitor.failed(&format!("{reason}; and it cannot be quarantined: {error}"));
-        }
+        Some(Err(error)) => note(shared, &format!("{reason}; and it cannot be quarantined: {error}")),
     }
 }
 
 /// One line for each new reason.
 fn note(shared: &Shared, reason: &str) {
-    if shared.monitor.failed(reason) {
+    if change(shared, |_| shared.monitor.failed(reason)) == Some(true) {
         tracing::warn!("batches wait: {reason}");
     }
 }

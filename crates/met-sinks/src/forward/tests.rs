@@ -16,6 +16,9 @@ use crate::event::Samples;
 use crate::sink::{Configured, Context};
 use crate::spool::Oldest;
 
+#[path = "reopening_tests.rs"]
+mod reopening;
+
 /// A catalogue of records that only grows.
 #[derive(Clone, Default)]
 struct Records {
@@ -412,6 +415,15 @@ fn on_a_full_disk_records_wait_in_the_catalogue() {
 }
 
 #[test]
+fn a_change_of_the_spool_is_news_once() {
+    let monitor = Monitor::default();
+    let full = || Some("full".to_owned());
+    let news = [full(), full(), None, None].map(|error| monitor.spooled(error));
+    assert_eq!(news, [true, false, true, false]);
+    assert!(monitor.report(Instant::now()).is_logged, "its lane need not log the same");
+}
+
+#[test]
 fn a_batch_never_has_more_times_than_a_server_takes() {
     columns! { ONE_COLUMN: HEAT = Column::gauge("heat", Unit::Celsius, ONE, "of a zone"), }
     static ZONE: Table = Table { name: "zone", subject: "a zone", labels: &[], columns: ONE_COLUMN };
@@ -687,64 +699,4 @@ fn how_it_goes_is_known_while_a_batch_is_written() {
     assert_eq!(uplink.monitor.status().spool.as_deref(), Some(folder.path()));
     assert_eq!(uplink.monitor.rows().iter().count(), 1);
     drop(written);
-}
-
-#[test]
-fn a_spool_that_cannot_be_opened_is_opened_later() {
-    let folder = tempfile::tempdir().unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let spool = folder.path().join("spool");
-    std::fs::write(&spool, "in the way").unwrap();
-    let plan = plan(&spool, &listener);
-    serve(listener, |batch| acknowledge(&batch));
-    let records = Records::default();
-    records.all.lock().unwrap().push(record("one"));
-    let forward = Forwarding::open(uplink(plan, Duration::from_millis(50), move || records.clone()));
-    until("it is reported", || forward.sink_status().state == bus::State::Retrying);
-    assert!(forward.status().last_error.is_some_and(|error| error.contains("spool")));
-    assert_eq!(forward.monitor.rows().iter().count(), 0, "nothing is known of it");
-    std::fs::remove_file(&spool).unwrap();
-    until("the record arrives", || forward.status().acknowledged_ns.is_some());
-    until("it is well", || forward.sink_status().state == bus::State::Running);
-    assert!(forward.status().last_error.is_none());
-}
-
-#[test]
-fn after_a_panic_it_is_opened_again_and_no_record_is_lost() {
-    struct Panics(Records, Arc<std::sync::atomic::AtomicUsize>);
-    impl Outbox for Panics {
-        fn changed_after(&mut self, mark: i64, limit: usize) -> io::Result<Changed> {
-            assert!(self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed) != 2, "on purpose");
-            self.0.changed_after(mark, limit)
-        }
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let plan = plan(folder.path(), &listener);
-    let arrived: Arc<Mutex<Vec<NodeBatch>>> = Arc::default();
-    let kept = Arc::clone(&arrived);
-    serve(listener, move |batch| {
-        let answer = acknowledge(&batch);
-        kept.lock().unwrap().push(batch);
-        answer
-    });
-    let (records, asked) = (Records::default(), Arc::default());
-    records.all.lock().unwrap().push(record("one"));
-    let from = records.clone();
-    let forward = Forwarding::open(uplink(plan, Duration::from_millis(50), move || {
-        Panics(from.clone(), Arc::clone(&asked))
-    }));
-    let health = NodeHealth { gpus: Some(4), ..NodeHealth::default() };
-    forward.publish(Event::Health(Arc::new(health.clone())));
-    until("it panics", || forward.sink_status().failed > 0);
-    assert!(forward.sink_status().last_error.is_some_and(|error| error.contains("on purpose")));
-    records.all.lock().unwrap().push(record("two"));
-    until("both arrive", || {
-        let arrived = arrived.lock().unwrap();
-        let records = arrived.iter().flat_map(|batch| &batch.records);
-        records.map(|record| record.name.as_str()).collect::<std::collections::BTreeSet<_>>().len() == 2
-    });
-    until("nothing waits", || forward.status().batches_waiting == 0);
-    assert_eq!(arrived.lock().unwrap().last().unwrap().header.health, health, "it is known as before");
-    assert_eq!(forward.status().quarantined_batches, 0, "the files are those of one spool at a time");
 }

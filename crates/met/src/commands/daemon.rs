@@ -210,7 +210,8 @@ fn state_lines(status: &Status) -> Vec<String> {
         lines.push(format!("  ledger: {}", doctor::ledger_words(ledger, &crate::view::local_zone())));
     }
     lines.extend(status.schedulers.iter().map(|status| format!("  {}", doctor::scheduler_words(status))));
-    lines.extend(status.forward.iter().map(|forward| format!("  {}", doctor::sent_to(forward))));
+    let forward = doctor::sending(status.forward.as_ref(), &status.sinks);
+    lines.extend(forward.map(|forward| format!("  {}", doctor::sent_to(&forward))));
     lines.extend(status.http.iter().map(|http| format!("  {}", http_words(http))));
     lines.extend(status.configure.iter().map(|configure| format!("  {}", configure_words(configure))));
     lines.extend(doctor::refused_samples(status).map(|detail| format!("  store: {detail}")));

@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::cli::DoctorArgs;
 use crate::output;
 use crate::view::doctor::{self, Finding, Health};
-pub use daemon::{scheduler_words, sent_to, sink_words};
+pub use daemon::{scheduler_words, sending, sent_to, sink_words};
 pub use ledger::words as ledger_words;
 use met_query::client::Client;
 use met_query::protocol::{Reply, Request, Status};

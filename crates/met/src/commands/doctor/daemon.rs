@@ -268,8 +268,8 @@ pub fn scheduler_words(status: &SchedulerStatus) -> String {
 /// The server that a daemon sends to, and its other sinks.
 pub(super) fn sinks(status: Option<&Status>) -> Vec<Finding> {
     let Some(status) = status else { return Vec::new() };
-    let of_server = |forward| Finding::new("server", health_of_sending(forward), sent_to(forward));
-    let server = status.forward.as_ref().map(of_server);
+    let of_server = |forward| Finding::new("server", health_of_sending(&forward), sent_to(&forward));
+    let server = sending(status.forward.as_ref(), &status.sinks).map(of_server);
     let others = status.sinks.iter().filter(|sink| sink.name != forward::SPEC.name);
     server.into_iter().chain(others.map(|sink| of_sink("sink", sink))).collect()
 }
@@ -301,6 +301,17 @@ pub fn sink_words(sink: &bus::Status) -> String {
         text.push_str(&format!("; last error: {error}"));
     }
     text
+}
+
+/// How forwarding goes. A panic is known only to its lane on the bus.
+pub fn sending(forward: Option<&forward::Status>, sinks: &[bus::Status]) -> Option<forward::Status> {
+    let mut forward = forward?.clone();
+    let is_stopped =
+        |sink: &&bus::Status| sink.name == forward::SPEC.name && sink.state != bus::State::Running;
+    if forward.last_error.is_none() && forward.spool_error.is_none() {
+        forward.last_error = sinks.iter().find(is_stopped).and_then(|lane| lane.last_error.clone());
+    }
+    Some(forward)
 }
 
 /// How batches get to the server.
@@ -384,6 +395,20 @@ mod tests {
         assert_eq!(scheduler_words(&asking), "slurm: first query in progress");
         let failed = SchedulerStatus { last_error: Some("down".to_owned()), ..unasked(Some(0)) };
         assert_eq!(scheduler_words(&failed), "slurm did not answer, 0 records; down");
+    }
+
+    #[test]
+    fn a_forwarder_that_panics_is_not_shown_as_well() {
+        let forward = forward::Status { acknowledged_ns: Some(1), ..forward::Status::default() };
+        let error = |forward: &forward::Status, state| {
+            let last_error = Some("panicked: index out of bounds".to_owned());
+            let lane = bus::Status { last_error, state, ..bus::Status::new(forward::SPEC.name) };
+            sending(Some(forward), &[lane]).unwrap().last_error
+        };
+        assert_eq!(error(&forward, bus::State::Running), None, "it has recovered");
+        assert_eq!(error(&forward, bus::State::Retrying).unwrap(), "panicked: index out of bounds");
+        let away = forward::Status { last_error: Some("away".to_owned()), ..forward };
+        assert_eq!(error(&away, bus::State::Retrying).unwrap(), "away");
     }
 
     #[test]
