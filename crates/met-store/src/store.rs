@@ -359,9 +359,9 @@ impl Writer {
                 result => result?,
             }
         }
-        // One without samples is closed by the same rules.
         if end.summaries.is_empty()
             && let Ok(series) = self.series(&end.key)
+            && !series.is_empty()
         {
             // What a daemon wrote when it left is better known.
             if let Ok(Some(known)) = self.stored(&end.key) {
