@@ -1,5 +1,5 @@
 //! Which figure of a job that has ended is believed: the one that was counted at its end, or the last sample. Every
-//! closer of a job (a daemon, `met time`, a command that imports it) calls [`close`].
+//! closer of a job (a daemon, `met time`, a command that imports its samples) calls [`close`].
 
 use super::{CHARGED, SAMPLED_PEAKS, fit_cpu_parts, fit_memory_peaks};
 use crate::job::QualityKind::{LowerBound, Measured};
