@@ -290,6 +290,11 @@ impl Sink for Forward {
     fn close(mut self: Box<Self>) {
         self.held.hurry_node(Instant::now());
         self.make_all();
+        let lost = self.held.samples();
+        if lost > 0 {
+            self.shared.change(|spool| spool.count_dropped(lost));
+            tracing::warn!("the spool cannot be written: {lost} values of samples are lost");
+        }
         self.shared.end(Phase::Closing);
     }
 }

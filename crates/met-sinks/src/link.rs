@@ -262,11 +262,12 @@ pub fn private_lines(path: &Path) -> Result<Vec<String>, BadAddress> {
 
 fn private(path: &Path) -> Result<(), BadAddress> {
     let error = |error| BadAddress::File { path: path.to_path_buf(), error };
-    let mode = std::fs::metadata(path).map_err(error)?.mode();
-    if mode & 0o077 == 0 {
-        return Ok(());
-    }
-    let why = format!("others may read it; close it with: chmod 600 {}", path.display());
+    let found = std::fs::metadata(path).map_err(error)?;
+    let why = match found.mode() & 0o077 {
+        _ if found.is_dir() => "it is a folder; name a file in it".to_owned(),
+        0 => return Ok(()),
+        _ => format!("others may read it; close it with: chmod 600 {}", path.display()),
+    };
     Err(BadAddress::Content { path: path.to_path_buf(), why })
 }
 
@@ -296,6 +297,14 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_folder_is_no_file_of_a_token_and_its_mode_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let error = private_lines(folder.path()).unwrap_err().to_string();
+        assert!(error.ends_with("it is a folder; name a file in it"), "{error}");
+    }
 
     #[test]
     fn plain_http_is_for_this_machine_unless_asked_for() {

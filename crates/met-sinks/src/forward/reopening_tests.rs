@@ -28,6 +28,20 @@ fn drops_of_earlier_daemons_are_no_news_and_the_count_never_falls() {
 }
 
 #[test]
+fn what_cannot_be_spooled_at_the_end_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let spool = folder.path().join("spool");
+    let uplink = uplink(plan(&spool, &listener), Duration::from_secs(3600), Records::default);
+    let mut forward = Forward::open(&uplink).unwrap();
+    forward.take(&Event::Samples(offered(Subject::Job(key("1")), series(0, 1)))).unwrap();
+    std::fs::remove_dir_all(&spool).unwrap();
+    std::fs::write(&spool, "").unwrap();
+    Box::new(forward).close();
+    assert_eq!(uplink.monitor.status().dropped_samples, JOB.columns.len() as u64);
+}
+
+#[test]
 fn what_an_abandoned_sender_hears_is_not_said_of_the_next_one() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
